@@ -53,14 +53,17 @@ class StepMemory:
         return max(0, (free - self.devices * self.scratch) // max(self.given + self.results, 1))
 
 
-def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
-    """Of a traced step. One that is cut over devices is counted as each of them has it."""
+def of_step(traced: core.ClosedJaxpr, devices: int, cut: int = 1) -> StepMemory:
+    """Of a traced step. One whose problems are shared by devices is counted as each of them has it.
+
+    Where weights are cut over so many, so are, nearly, the activations and gradients that XLA cuts along with them.
+    """
     program: Any = traced.jaxpr
     inner = [eqn.params["jaxpr"] for eqn in program.eqns if eqn.primitive.name == "shard_map"]
     program = inner[0] if inner else program
-    results = arrays_bytes(program.outvars)
-    scratch = made_bytes(program) - results
-    given = arrays_bytes(program.invars)
+    results = arrays_bytes(program.outvars) // cut
+    scratch = made_bytes(program) // cut - results
+    given = arrays_bytes(program.invars) // cut
     return StepMemory(given, results, max(0, scratch), devices, count_equations(program))
 
 
@@ -72,7 +75,7 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     seeds, at_once = config.seeds, step.devices
     if plan.device.platform == "cpu":
         at_once, made = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
-        copies = step.given * at_once if step.devices > 1 else 0
+        copies = step.given * at_once if step.devices > 1 == config.mesh.model else 0
     else:
         at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
         copies = 0

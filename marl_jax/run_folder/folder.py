@@ -390,10 +390,18 @@ def has_results(folder: Path) -> bool:
 
 
 def _strangers(folder: Path) -> list[str]:
-    """Names in a folder that no start of a run makes; hidden files and logs of a shell are ignored."""
+    """Names in a folder that no start of a run makes; hidden files and logs of a shell are ignored.
+
+    So are the folders of seeds that were refused, which hold a lock.
+    """
     ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
-    others = (path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix not in _LOGS)
-    return sorted(path.name for path in others if path.name not in ours)
+
+    def strange(path: Path) -> bool:
+        if path.name.startswith(".") or path.suffix in _LOGS or path.name in ours:
+            return False
+        return not path.is_dir() or [inner.name for inner in path.iterdir()] != [LOCK]
+
+    return sorted(path.name for path in folder.iterdir() if strange(path))
 
 
 def _forget_tools(folder: Path) -> None:

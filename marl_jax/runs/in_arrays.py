@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from marl_jax import compiled, user_cache
 from marl_jax.compiled import Columns, NoArrayForm, kept
@@ -89,7 +89,11 @@ class Compiled:
         self._side_by_side = config.seeds > 1 and self.devices[0].platform != "cpu"
         self._layouts = [Layout.on(device, self._side_by_side) for device in self.devices]
         if config.seeds == 1 and len(self.devices) > 1:
-            self._halves, self._layouts = make(data_axis="data"), [Layout.over(self.devices)]
+            mesh = self._mesh()
+            shared = "data" if mesh.shape["data"] > 1 else None
+            # Loops in which devices exchange pieces along "model" take as many turns along "data", too.
+            together = shared if config.mesh.model > 1 else None
+            self._halves, self._layouts = make(data_axis=shared, seeds_axis=together), [Layout.over(mesh)]
         else:
             self._halves = make(seeds_axis="seeds" if self._side_by_side else None)
         self._programs: dict[int, list[Any]] = {}  # by place
@@ -103,6 +107,9 @@ class Compiled:
         """On which devices, in words."""
         count, seeds = len(self.devices), self._config.seeds
         where = f"{count} {self.devices[0].platform} device{'s' * (count > 1)}"
+        data, model = self._config.mesh.data, self._config.mesh.model
+        if model > 1:
+            return f"problems cut over {data} x weights over {model} {where.partition(' ')[2]}"
         if seeds == 1:
             return f"problems cut over {where}" if count > 1 else f"on {where}"
         return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
@@ -138,6 +145,13 @@ class Compiled:
             learned = [jobs[number % len(jobs)].result()[number // len(jobs)] for number in range(len(given))]
         with clock("table"):
             return [self._made(*one, at) for one in zip(runs, states, tables, learned)]
+
+    def _mesh(self) -> Mesh:
+        """The devices along "data"; along "model", too, where weights are cut."""
+        if self._config.mesh.model > 1:
+            assert self._parts.mesh is not None
+            return self._parts.mesh
+        return jax.make_mesh((len(self.devices),), ("data",), (AxisType.Auto,), devices=self.devices)
 
     # ---------------------------------------------------------------- to the devices and back
 
@@ -175,8 +189,8 @@ class Compiled:
         (state, *rest), layout = given, self._layouts[place]
         if place not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
-            self._fixed[place] = jax.device_put(fixed, layout.whole)
-        placed = (jax.device_put(state.replace(**self._fixed[place]), layout.whole), *rest)
+            self._fixed[place] = layout.place(fixed)
+        placed = (layout.place(state.replace(**self._fixed[place])), *rest)
         if place not in self._programs:
             with _no_collection():
                 self._programs[place] = self._made_or_kept(layout, placed)
@@ -193,7 +207,7 @@ class Compiled:
         needs = list[StepMemory]()
 
         def fitting(traced: jax.stages.Traced) -> jax.stages.Traced:
-            needs.append(of_step(traced.jaxpr, len(self.devices)))
+            needs.append(self._count(traced))
             self._check_memory(needs[-1])
             return traced
 
@@ -212,10 +226,16 @@ class Compiled:
         whole = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
         return None if whole else {"xla_backend_optimization_level": 1}
 
+    def _count(self, traced: jax.stages.Traced) -> StepMemory:
+        """Devices of a CPU that cut weights hold them once together; an accelerator has its piece alone."""
+        cut, on_cpu = self._config.mesh.model, self.devices[0].platform == "cpu"
+        return of_step(traced.jaxpr, len(self.devices) // cut, 1 if on_cpu else cut)
+
     def _needed(self, step: StepMemory) -> int:
         """Bytes; the state of one seed is there when its step is traced."""
         there = step.given if self._config.seeds == 1 else 0
-        return step.needed(self._config.seeds, together=self._side_by_side) - there
+        apart = self.devices[0].platform != "cpu"  # each device has a memory of its own
+        return step.needed(self._config.seeds, together=apart) - there
 
     def _check_memory(self, step: StepMemory) -> None:
         """Refuse programs that do not fit in memory; the message has the number of seeds that would fit."""
@@ -242,7 +262,7 @@ class Compiled:
         if self._side_by_side:
             layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)
         traced = jax.jit(layout.step(halves.step)).trace(state, words, tasks)
-        return of_step(traced.jaxpr, len(self.devices)), traced
+        return self._count(traced), traced
 
     def compiled(self, traced: Any) -> jax.stages.Compiled:
         """The program of a traced step, as runs compile it."""
@@ -253,6 +273,8 @@ class Compiled:
         if not isinstance(leaf, jax.Array):
             return leaf
         mesh = self._parts.mesh
+        if self._config.mesh.model > 1:
+            return leaf
         return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
 
     # ---------------------------------------------------------------- results of a step
@@ -294,21 +316,23 @@ class Compiled:
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     """As many as the run was begun on; at first `mesh.data` of them, or of a CPU all that can share the work."""
-    there = jax.local_devices()
-    wanted = settled or (config.mesh.data if config.mesh.data > 1 else None)
+    there, cut = jax.local_devices(), config.mesh.model
+    wanted = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
     if wanted is None:
         shared = config.seeds if config.seeds > 1 else config.data.problems
         wanted = 1 if there[0].platform != "cpu" else min(len(there), shared)
         while config.seeds == 1 and config.data.problems % wanted:
             wanted -= 1
     if wanted > len(there):
-        began = "this run was begun on" if settled else f"mesh.data {config.mesh.data} asks for"
+        began = "this run was begun on" if settled else "mesh asks for"
         raise FolderError(
             f"{began} {wanted} devices and there are {len(there)}: start it where there are so many (of a CPU, by "
             f"XLA_FLAGS=--{FORCED}={wanted}), or choose another --workdir"
         )
-    if config.seeds == 1 and config.data.problems % wanted:
-        raise NoArrayForm(f"{config.data.problems} problems that {wanted} devices (mesh.data) do not divide")
+    if config.seeds == 1 and config.data.problems % (wanted // cut):
+        raise NoArrayForm(
+            f"{config.data.problems} problems that {wanted // cut} devices (mesh.data) do not divide"
+        )
     return there[:wanted]
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from marl_jax import compiled
 from marl_jax.compiled.learn import evidence
+from marl_jax.models.weight_table import Tree
 
 __all__ = ["Layout", "take_step", "trace"]
 
@@ -36,16 +37,27 @@ class Layout(NamedTuple):
         return cls([device], place, place, *[_over_seeds] * seeds)
 
     @classmethod
-    def over(cls, devices: Sequence[jax.Device]) -> "Layout":
-        """Devices that share the problems."""
-        auto = (AxisType.Auto,)
-        mesh = jax.make_mesh((len(devices),), ("data",), axis_types=auto, devices=devices)
+    def over(cls, mesh: Mesh) -> "Layout":
+        """Devices that share the problems along "data"; XLA cuts the work with weights that lie along "model"."""
 
         def lay(function: Callable[..., Any], given: int, made: Any) -> Callable[..., Any]:
             specs = (WHOLE, *[CUT] * given)
-            return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=made, check_vma=False)
+            return jax.shard_map(
+                function, mesh=mesh, in_specs=specs, out_specs=made, axis_names={"data"}, check_vma=False
+            )
 
-        return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), lay)
+        devices, shared = mesh.devices.flatten().tolist(), mesh.shape["data"] > 1
+        return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), *[lay] * shared)
+
+    def place(self, state: Tree) -> Tree:
+        """The same on the devices: whole on each of them, but for what is laid over their mesh already."""
+
+        def placed(leaf: Any) -> Any:
+            on = leaf.sharding if isinstance(leaf, jax.Array) else None
+            cut = isinstance(on, NamedSharding) and on.mesh == getattr(self.whole, "mesh", None)
+            return leaf if cut else jax.device_put(leaf, self.whole)
+
+        return jax.tree.map(placed, state)
 
     def step(self, step: compiled.Step) -> Callable[..., Any]:
         """The whole step as one function, whose returned state has only the parts that a step changes."""
@@ -73,8 +85,9 @@ def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iter
             after, columns, metrics = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
             return (after.trees[policy], after.learner[policy]), evidence(columns), metrics
 
+        own = jax.tree.map(lambda leaf: leaf.sharding, (given[0].trees[policy], given[0].learner[policy]))
         laid = layout.lay(learn, 1, (WHOLE, CUT, WHOLE))
-        return jax.jit(laid, out_shardings=(whole, cut, whole)).trace(given[0], leaves)
+        return jax.jit(laid, out_shardings=(own, cut, whole)).trace(given[0], leaves)
 
     yield from map(learning, sorted(given[0].trees))
 

@@ -32,7 +32,7 @@ REFUSED = {
         {"road": "auto", "engine.kind": "vllm", "engine.vllm.url": "http://127.0.0.1:8000"},
     ),
     "learner.loss.kind=sft": ("voting-isolated-xs-math", {"learner.loss.kind": "sft"}),
-    "mesh.model": ("voting-isolated-xs-math", {"mesh.model": "2"}),
+    "mesh.model": ("voting-isolated-xs-math", {"road": "compiled", "mesh.model": "2", "seeds": "2"}),
     "buffer of tasks": ("voting-isolated-xs-math", {"data.buffer.capacity": "2"}),
     "single_token_matched": ("single_token_matched-shared-xs-math", {}),
     "temperature of 0": (

@@ -114,6 +114,8 @@ def test_a_folder_in_which_a_start_came_to_nothing_can_be_used(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "train.log").write_text("what a shell keeps of the run")
     (tmp_path / "metrics.jsonl").write_text("")
+    with open_folder(tmp_path / "seed-0"):  # as where several seeds were refused
+        pass
     with open_folder(tmp_path):
         pass
 

@@ -110,6 +110,35 @@ def test_killed_on_two_devices_it_goes_on_with_two(base, tmp_path):
     same(tmp_path / "run", tmp_path / "whole", KIND)
 
 
+FOUR = {"JAX_NUM_CPU_DEVICES": "4"}
+
+
+@pytest.mark.long
+def test_weights_that_are_cut_learn_as_whole_ones(base, alone, tmp_path):
+    """Problems are cut over two devices, and weights, each of these, over two more."""
+    status, said, _ = in_a_process(base, tmp_path / "run", "--kind=cut_in_arrays", **FOUR)
+    assert status == 0 and "problems cut over 2 x weights over 2 cpu devices" in said, said[-2000:]
+    mine, whole = (records(folder)[0][0] for folder in (tmp_path / "run", alone))
+    assert mine.keys() == whole.keys()
+    for key, value in whole.items():
+        if isinstance(value, float) and "padding" not in key:
+            assert mine[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    first = [
+        read_episodes(folder / "episodes" / "step-000001.parquet") for folder in (tmp_path / "run", alone)
+    ]
+    assert first[0].text == first[1].text
+
+
+@pytest.mark.campaign
+def test_killed_with_weights_that_are_cut_it_ends_alike(base, tmp_path):
+    cut = ("--kind=cut_in_arrays",)
+    assert in_a_process(base, tmp_path / "whole", *cut, **FOUR)[0] == 0
+    assert in_a_process(base, tmp_path / "run", *cut, *DIES, **FOUR)[0] == -signal.SIGKILL
+    status, said, _ = in_a_process(base, tmp_path / "run", *cut, **FOUR)
+    assert status == 0, said[-2000:]
+    same(tmp_path / "run", tmp_path / "whole", KIND)
+
+
 @pytest.mark.long
 def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, monkeypatch):
     """Asked to stop on the way, and gone on with from where all of them are."""

@@ -24,6 +24,7 @@ from marl_jax.config.run_config import (
     EngineConfig,
     EvaluationConfig,
     LogConfig,
+    MeshConfig,
     PoliciesConfig,
     RolloutConfig,
     RunConfig,
@@ -236,8 +237,12 @@ def seeds_in_arrays(config):
     return dataclasses.replace(in_arrays(config), seeds=2, steps=4)
 
 
+def cut_in_arrays(config):
+    return dataclasses.replace(in_arrays(config), mesh=MeshConfig(data=2, model=2))
+
+
 _RUN = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing)
-_CHANGED = (*_RUN, in_arrays, seeds_in_arrays)
+_CHANGED = (*_RUN, in_arrays, seeds_in_arrays, cut_in_arrays)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
