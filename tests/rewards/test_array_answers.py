@@ -17,14 +17,19 @@ from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.tasks import micro
 
 
-def agree(responses, golds, beyond_at_most=1.0):
-    """The two graders agree on every response that is not beyond the arrays; returns what is right, what beyond."""
+def agree(responses, golds, beyond_at_most=1.0, lost_at_most=1.0):
+    """The two graders agree on every response that is not beyond the arrays; returns what is right, what beyond.
+
+    Of all that are right at most the share `lost_at_most` is beyond them.
+    """
     expected = by_text(responses, golds)
     right, beyond = graded(responses, golds)
     different = np.flatnonzero((right != expected) & ~beyond)
     assert not different.size, [(responses[i], golds[i], bool(right[i])) for i in different[:8]]
     assert not (right & beyond).any()
     assert beyond.mean() <= beyond_at_most
+    print(f"{beyond.mean():.4f} beyond, {(expected & beyond).sum()} of {expected.sum()} right ones")
+    assert (expected & beyond).sum() <= lost_at_most * expected.sum()
     return expected, beyond
 
 
@@ -39,7 +44,7 @@ def test_worked_answers_and_mistakes_of_the_micro_tasks():
 SPACE = str.maketrans("_", " ")  # in the lists below, _ stands for a space
 RIGHT = """
 7  7 +7 --7 -_-7 007 {7} $7$ $7 7. 7.0 7.00 07. =7 7= 7... 14/2 14_/_2 -14/-2 14/2/1 (14)/2 (7) ((7)) 6_3/3 6_4/4
-7  x=7 x_=_7 x=7.0 x=(7) (x=7) 7=7 7==7 3+4=7 5_+_2_=_7 x=21/3=7 x_=_21/3_=_7 3*2+1=7 x+x=7 xx=7 x(3)=7 x(1,2)=7
+7  x=7 x_=_7 x=7.0 x=(7) (x=7) 7=7 7==7 3+4=7 5_+_2_=_7 x=21/3=7 x_=_21/3_=_7 3*2+1=7 x+x=7 x-x=7 x_-x+x_=_7 xx=7 x(3)=7 x(1,2)=7
 7  x-x+7 7+0x {x}=7 7;: $x=7$ -(-7) --(7) x=-(-7)
 -7 -7 +-7 -7.0 -(7) x=-7 -14/2 3-10=-7 14/-2 {-7} -$7
 0  0 -0 0.0 0/5 0x x-x 0x=0 x=0 x-x=0
@@ -98,7 +103,9 @@ def test_all_short_answers_of_the_alphabet():
     for length in (1, 2, 3):
         texts = boxes("0147+-*/.,;=(){}x$ :" if length < 3 else "017+-*/.=()x ", length)
         for gold in (7, 0) if length < 3 else (7,):
-            agree(texts, [gold] * len(texts), beyond_at_most=0.5)
+            agree(texts, [gold] * len(texts), beyond_at_most=0.5, lost_at_most=0)
+    texts = boxes("7x-+=", 5)
+    agree(texts, [7] * len(texts), beyond_at_most=0)
 
 
 @pytest.mark.campaign
@@ -107,12 +114,10 @@ def test_all_longer_answers_of_the_alphabet(gold):
     everything = bytes(ALPHABET).decode()
     for length in (1, 2, 3):
         texts = boxes(everything, length)
-        agree(texts, [gold] * len(texts))
+        agree(texts, [gold] * len(texts), beyond_at_most=0.25, lost_at_most=0)
     for alphabet, length in (("017+-*/.,=(){}x$ ", 4), ("17-+/*=x(). ", 5), ("17-/=x ", 6)):
         texts = boxes(alphabet, length)
-        for start in range(0, len(texts), 1 << 16):
-            part = texts[start : start + (1 << 16)]
-            agree(part, [gold] * len(part))
+        agree(texts, [gold] * len(texts), beyond_at_most=0.65, lost_at_most=0.05)  # 1**7 and such powers
 
 
 PIECES = [

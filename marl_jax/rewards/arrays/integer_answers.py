@@ -111,7 +111,7 @@ class _State:
     # of the whole
     first: Any = _YES  # no = has come
     label: Any = _ZERO  # where the automaton of labels is
-    names: Any = _ZERO  # where that of sums of names is
+    names: Any = _ZERO  # where that of sums and differences of names is
     span: Any = (np.int32(-1), np.int32(-1))  # first and last non-blank of the first part
     stepped: Any = _NO
     wrong: Any = _NO
@@ -121,7 +121,7 @@ class _State:
     beyond: Any = _NO
 
 
-# Next state of the two automata, by the class of a character: x, blank, {, }, (, ), +, = and others.
+# Next state of the two automata, by the class of a character: x, blank, {, }, (, ), + or -, = and others.
 _CLASSES = b"x {}()+="
 _LABELS = (
     (2, 0, 1, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
@@ -137,7 +137,7 @@ _LABEL_ENDS = (False, False, True, True, False, True, True, False)
 _NAMES = (
     (1, 0, 7, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
     (7, 1, 7, 7, 7, 7, 2, 7, 7),  # 1 one name
-    (3, 2, 7, 7, 7, 7, 7, 7, 7),  # 2 after +
+    (3, 2, 7, 7, 7, 7, 7, 7, 7),  # 2 after + or -
     (7, 3, 7, 7, 7, 7, 2, 7, 7),  # 3 two names or more
     *[(7,) * 9] * 4,
 )
@@ -177,8 +177,10 @@ def _read(text: jax.Array, state: _State) -> _State:
 
 
 def _follow_label(state: _State, char: jax.Array) -> _State:
-    classes = jnp.asarray(list(_CLASSES), jnp.uint8)
-    kind = jnp.min(jnp.where(classes == char, jnp.arange(len(_CLASSES)), len(_CLASSES)))
+    classes, sign = jnp.asarray(list(_CLASSES), jnp.uint8), char == ord("-")
+    kind = jnp.min(
+        jnp.where(classes == jnp.where(sign, ord("+"), char), jnp.arange(len(_CLASSES)), len(_CLASSES))
+    )
     ends = state.first & (char == ord("=")) & (state.depth == 0)
     moves = state.first & ~ends
     solid = moves & (char != BLANK)
