@@ -1,5 +1,6 @@
 """User code named in a config as `module:attribute`: workflows, rewards, estimators, losses and data sets."""
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -16,6 +17,7 @@ __all__ = [
     "is_own",
     "load_own",
     "own_function",
+    "plain",
     "say",
     "told",
 ]
@@ -23,7 +25,7 @@ __all__ = [
 
 def is_own(name: str) -> bool:
     """Whether a name has the form `module:attribute`, not that of a built-in."""
-    return ":" in name
+    return isinstance(name, str) and ":" in name
 
 
 def load_own(name: str, what: str) -> Any:
@@ -93,7 +95,12 @@ def _at_import(error: BaseException) -> str:
     return " ".join(say(error).split()) if isinstance(error, SyntaxError) else told(error)
 
 
+def plain(function: Any) -> Any:
+    """The function whose code runs, behind `functools.partial`."""
+    return plain(function.func) if isinstance(function, functools.partial) else function
+
+
 def home_of(function: Callable[..., Any]) -> str | None:
     """The file that a function is written in; None where it is unknown."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(inspect.unwrap(plain(function)), "__code__", None)
     return None if code is None else code.co_filename

@@ -407,6 +407,10 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
     refuse(
         (prompts == 0) | (rows.length == 0), lambda i: "an empty prompt or completion; leave such calls out"
     )
+    for ids in (rows.prompt, rows.tokens):
+        if len(ids.values) and ids.values.min() < 0:
+            below = np.array([ids[i].min() < 0 for i in range(len(rows))], bool)
+            refuse(below, lambda _: "a token below 0; leave out what is not learned")
     apart = rows.length != rows.logprobs.lengths
     refuse(apart, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
     if rows.spoken is not None:

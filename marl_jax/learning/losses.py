@@ -172,7 +172,11 @@ def policy_loss(
     require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
     logp, old_logp, mask = map(jnp.asarray, (logp, old_logp, mask))
     chex.assert_rank([logp, old_logp, mask], 2)
-    chex.assert_equal_shape([logp, old_logp, mask])
+    by_token = [x for x in (sampler_logp, ref_logp, entropy) if x is not None]
+    chex.assert_equal_shape([logp, old_logp, mask, *map(jnp.asarray, by_token)])
+    if sequences is not None and not isinstance(sequences, jax.core.Tracer):
+        inside = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size)
+        require(inside.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each token")
     mask = mask != 0
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)
@@ -183,6 +187,7 @@ def policy_loss(
     clip_low, clip_high = bound(clip_low), bound(clip_high)
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
+    weights, denominator = weights.astype(logp.dtype), denominator.astype(logp.dtype)
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "gspo":
@@ -242,6 +247,8 @@ def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any
     Beyond d = 20 the exponential is continued linearly, so that value and gradient stay finite. `xp` is the array
     module to compute with.
     """
+    if xp is jnp:
+        logp, ref_logp = at_least_float32(logp), at_least_float32(ref_logp)
     delta = xp.clip(ref_logp - logp, -LARGEST_GAP, LARGEST_GAP)
     if kind == "k1":
         return -delta
@@ -260,7 +267,7 @@ def aggregation_weights(
     sequences: jax.Array | None = None,  # [B, T]
 ) -> tuple[jax.Array, jax.Array]:
     """Weight of each token [B, T] and the denominator []. A sequence without a valid token is not counted."""
-    valid = jnp.asarray(mask, jnp.float32)
+    valid = jnp.asarray(mask, float)  # in 64 bits where JAX has them
     if aggregation == "token_mean":
         return valid, jnp.sum(valid)
     length = _over_sequence(valid, sequences)

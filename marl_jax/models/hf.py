@@ -273,7 +273,7 @@ def _published_arrays(config: ModelConfig, params: Tree) -> Iterator[np.ndarray]
             if weight.inputs:
                 bits = array.view(f"u{array.itemsize}").reshape(weight.published_shape[::-1])
                 array = np.ascontiguousarray(bits.T).view(array.dtype)
-            yield array
+            yield np.ascontiguousarray(array)  # safetensors writes the order of memory
 
 
 def read_json(path: Path, hint: str = "is the directory complete?") -> dict[str, Any]:

@@ -78,14 +78,14 @@ def submit_program(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
         )
     for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
-        if isinstance(value, str) or not 0 < value <= 1e6:
+        if value is None or isinstance(value, str) or not 0 < value <= 1e6:
             raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
     prepared, known = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
-    limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
+    limits = Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
     said = repr((source, known, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
         hashlib.sha256(said).digest(),

@@ -74,6 +74,8 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
         raise CreditError(
             f"the credit took a table for episodes ({error}): give rewards.by_episodes(...) of a reward of episodes"
         ) from error
+    if not isinstance(components, Mapping):
+        raise CreditError(f"the credit gave a {type(components).__name__}: return a dictionary of components")
     if odd := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
         raise CreditError(
             f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"

@@ -20,7 +20,7 @@ from annotated_types import Ge
 from marl_jax import fields
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.fields import Count
-from marl_jax.own import told
+from marl_jax.own import home_of, told
 from marl_jax.rollouts.history import Chat, Overlong, fit
 from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.task import Task
@@ -311,7 +311,7 @@ class Running:
         """An exception in one line, with its place in the workflow's file."""
         if isinstance(error, Ended | Overlong):
             return str(error)
-        return told(error, self.workflow.fn.__code__.co_filename)
+        return told(error, home_of(self.workflow.fn))
 
     def _finish(self, answer: Any) -> None:
         self.silent = answer is None

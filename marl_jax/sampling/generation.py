@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.models import ModelConfig
@@ -59,6 +61,11 @@ def generate(
     check_whole("seed", seed)
     for request_id in ids:
         check_whole("a request id", request_id)
+    if other := {str(x.dtype) for x in jax.tree.leaves(params)} - {str(jnp.dtype(config.dtype))}:
+        raise ValueError(
+            f"the weights are {', '.join(sorted(other))}, and config.dtype is {config.dtype}: cast them, or give "
+            "dataclasses.replace(config, dtype=...)"
+        )
     names = _adapter_names(adapters, adapter_index, count)
     columns = (
         _per_prompt("max_new_tokens", max_new_tokens, count),

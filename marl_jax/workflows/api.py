@@ -9,7 +9,6 @@ the final answer. A `Fork` plays what follows several times.
 
 import dataclasses
 import dis
-import functools
 import inspect
 import itertools
 import numbers
@@ -17,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.fields import is_whole
+from marl_jax.own import plain
 from marl_jax.table import KINDS
 from marl_jax.task import Task
 
@@ -230,7 +230,7 @@ class Workflow:
     @property
     def may_fork(self) -> bool:
         """Whether its module, or that of a generator that it uses, has `Fork`; it may yield none when it is played."""
-        return _may_fork(_plain(self.fn), set())
+        return _may_fork(plain(self.fn), set())
 
     @property
     def answers(self) -> bool:
@@ -242,7 +242,7 @@ class Workflow:
             none = before.opname in ("LOAD_CONST", "LOAD_COMMON_CONSTANT") and before.argrepr == "None"
             return now.opname == "RETURN_VALUE" and (not none or now.is_jump_target)
 
-        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(_plain(self.fn)))))
+        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(plain(self.fn)))))
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
         """How many calls of a role run side by side under these settings, by its declaration."""
@@ -313,7 +313,7 @@ def workflow(
             )
 
     def wrap(fn: Callable[..., Script]) -> Workflow:
-        title = name or fn.__name__
+        title = str(name or getattr(plain(fn), "__name__", type(fn).__name__))
         if not inspect.isgeneratorfunction(fn):
             raise ValueError(f"workflow '{title}' must be a generator function: yield its calls")
         signature = inspect.signature(fn)
@@ -341,11 +341,6 @@ def workflow(
     return wrap
 
 
-def _plain(function: Any) -> Any:
-    """The function whose code is played, behind `functools.partial`."""
-    return _plain(function.func) if isinstance(function, functools.partial) else function
-
-
 def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
     used = inspect.getclosurevars(function)
     values = [*used.globals.values(), *used.nonlocals.values()]
@@ -354,7 +349,7 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
     if any(value is Fork for value in (*values, *function.__globals__.values())):  # type: ignore[attr-defined]
         return True
     seen.add(function)
-    inner = [_plain(value.fn if isinstance(value, Workflow) else value) for value in values]
+    inner = [plain(value.fn if isinstance(value, Workflow) else value) for value in values]
     return any(_may_fork(one, seen) for one in inner if inspect.isgeneratorfunction(one) and one not in seen)
 
 

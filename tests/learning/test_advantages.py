@@ -111,6 +111,16 @@ def test_a_reward_that_is_no_number_is_refused(bad):
         agent_advantages([1.0, bad], [0, 0], [0, 0])
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+def test_a_traced_reward_that_is_no_number_shows_in_its_group_alone(estimator):
+    rewards, groups = jnp.array([1.0, jnp.nan, 1.0, 0.0]), np.array([0, 0, 1, 1])
+    shown = np.isfinite(jax.jit(lambda r: group_advantages(r, groups, estimator=estimator))(rewards))
+    assert shown.tolist() == [False, False, True, True]
+    for scale in ("task", "role"):
+        of_agents = jax.jit(lambda r, s=scale: agent_advantages(r, groups, groups, scale=s))(rewards)
+        assert np.isfinite(of_agents).tolist() == [False, False, True, True]
+
+
 @pytest.mark.parametrize("option", [{"estimator": "gae"}, {"std": "robust"}, {"singleton": "drop"}])
 def test_unknown_options_are_refused(option):
     with pytest.raises(ValueError, match="unknown"):

@@ -353,6 +353,32 @@ def test_a_term_without_its_input_is_refused(options):
 def test_shapes_that_disagree_are_refused():
     with pytest.raises(AssertionError):
         policy_loss(BATCH["logp"], BATCH["old_logp"][:, 1:], BATCH["advantages"], BATCH["mask"])
+    for name in ("sampler_logp", "ref_logp", "entropy"):  # by sequence, which would broadcast
+        with pytest.raises(AssertionError):
+            policy_loss(**BATCH | {name: BATCH["logp"][:, 0]})
+    with pytest.raises(ValueError, match="sequences must be numbers from 0 to"):
+        policy_loss(**BATCH, sequences=np.full(BATCH["logp"].shape, -1))
+
+
+def test_losses_in_64_bits_are_exact_in_them():
+    wide = {name: np.asarray(value, np.float64) for name, value in BATCH.items()}
+    with jax.enable_x64(True):
+        one, other = (
+            policy_loss(**wide, aggregation=how, max_length=7 if "norm" in how else None)
+            for how in ("sequence_mean_token_sum_norm", "sequence_mean_token_mean")
+        )
+        assert one.numerator.dtype == other.numerator.dtype == np.float64
+    logp, old, mask = wide["logp"], wide["old_logp"], wide["mask"] != 0
+    ratio, gain = np.exp(logp - old), wide["advantages"].reshape(len(logp), -1)
+    token = -np.minimum(ratio * gain, np.clip(ratio, 0.8, 1.28) * gain) * mask
+    assert float(one.numerator) == pytest.approx(token.sum() / 7, rel=1e-12)
+    assert float(other.numerator) == pytest.approx(
+        (token.sum(1) / np.maximum(mask.sum(1), 1)).sum(), rel=1e-12
+    )
+
+
+def test_a_kl_of_half_precision_is_finite():
+    assert np.isfinite(float(kl_estimate(jnp.float16(-15), jnp.float16(0))))
 
 
 def test_bounds_may_be_traced_and_are_checked_where_they_are_not():

@@ -64,6 +64,15 @@ def test_round_trip_is_bit_exact(tmp_path, name, max_shard_bytes):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), params, loaded)
 
 
+def test_arrays_of_any_layout_in_memory_are_written_as_they_read(tmp_path):
+    config = CONFIGS[next(iter(CONFIGS))]
+    params = jax.tree.map(np.asarray, init(1, config))
+    for number, change in enumerate((np.asfortranarray, lambda x: np.flip(np.flip(x).copy()))):
+        save_hf(tmp_path / str(number), config, jax.tree.map(change, params))
+        loaded = load_hf(tmp_path / str(number))[1]
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), params, loaded)
+
+
 def bits(array):
     assert array.dtype in (jnp.float32, jnp.bfloat16)
     return np.asarray(array).view(f"u{array.dtype.itemsize}")

@@ -3,6 +3,7 @@
 import textwrap
 import time
 
+import numpy as np
 import pytest
 from pace import slowness
 
@@ -287,11 +288,17 @@ def test_malformed_tests_are_refused_by_number(tests, message):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"time_limit_s": 0}, {"time_limit_s": float("nan")}, {"memory_limit_mb": -1}]
+    "limits",
+    [{"time_limit_s": 0}, {"time_limit_s": float("nan")}, {"time_limit_s": None}, {"memory_limit_mb": -1}],
 )
 def test_limits_must_be_positive(limits):
     with pytest.raises(ValueError, match=next(iter(limits))):
         run_program("print()", [{"stdin": "", "stdout": ""}], **limits)
+
+
+def test_limits_may_be_numbers_of_numpy(pool):
+    limits = {"time_limit_s": np.float32(5), "memory_limit_mb": np.int32(4096)}
+    assert run_program("print(1)", [{"stdin": "", "stdout": "1"}], pool=pool, **limits).passed
 
 
 def test_equal_submissions_run_once(pool):

@@ -466,6 +466,8 @@ def test_a_table_that_lacks_something_is_told_what_adds_it():
         CreditError, match="component 'own' of the credit is no array of 5 numbers, one for each"
     ):
         with_rewards(graded(*TWO), lambda table: {"own": np.zeros(3)})
+    with pytest.raises(CreditError, match="the credit gave a ndarray: return a dictionary"):
+        with_rewards(graded(*TWO), lambda table: np.ones(len(table)))
 
 
 @pytest.mark.parametrize(

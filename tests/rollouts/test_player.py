@@ -1,6 +1,7 @@
 """A player is built in one call, plays again and again, and says what went wrong in words of its arguments."""
 
 import dataclasses
+import functools
 import re
 import types
 
@@ -64,6 +65,9 @@ def test_a_rollout_in_which_every_episode_failed_ends_with_the_first_traceback()
     assert trace[0] == "Traceback (most recent call last):" and re.fullmatch(r"KeyError: 'no t\d'", trace[-1])
     assert __file__ in trace[1] and 'raise KeyError(f"no {task.id}")' in trace[2]
     assert not any("running.py" in line for line in trace)
+    some = workflow(roles=sometimes.roles, name="some")(functools.partial(sometimes.fn, broken=ALL))
+    with pytest.raises(EpisodesFailed, match="workflow 'some': all 12 episodes ended in an error"):
+        player(some).play(TASKS, samples=2)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,13 @@ def test_generate_refuses(params, change, error, match):
     refused(error, match, generate, params, CONFIG, **(FINE | change))
 
 
+def test_weights_of_another_dtype_than_the_configs_are_refused(params):
+    narrow = dataclasses.replace(CONFIG, dtype="bfloat16")
+    refused(
+        ValueError, "the weights are float32, and config.dtype is bfloat16", generate, params, narrow, **FINE
+    )
+
+
 @pytest.mark.parametrize("index", [[0, 2], [-2, 0], [0, "a"]])
 def test_an_adapter_that_is_not_there_is_refused(params, index):
     adapters = init_lora(0, CONFIG, 2, 2)

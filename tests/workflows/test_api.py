@@ -136,6 +136,7 @@ def test_a_function_with_some_of_its_arguments_is_looked_into():
     assert workflow(roles=("speaker",), name="elsewhere")(elsewhere).may_fork
     bound = workflow(roles=("speaker",), name="bound")(functools.partial(counted.fn, times=1))
     assert bound.answers and bound.may_fork  # this module has `Fork`
+    assert workflow(roles=("speaker",))(functools.partial(counted.fn, times=1)).name == "counted"
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def agent_advantages(
     spread = _spread(xp, own, size, ids[scale], std)
     # A role that always gets one reward has no scale of its own, and eps is none: with the mean taken over
     # other roles, dividing by it would make an advantage of a million.
-    advantages = xp.where(spread > 0, _scaled(xp, centred, spread, eps), 0.0)
+    advantages = xp.where(spread == 0, 0.0, _scaled(xp, centred, spread, eps))
     return jax.device_put(advantages.astype(values.dtype))
 
 
@@ -203,13 +203,13 @@ def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
 
 def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
     """Divide by spread + eps; unchanged where the spread is 0, as the centred values are then 0, too."""
-    return centred / xp.where(spread > 0, spread + eps, 1.0)
+    return centred / xp.where(spread == 0, 1.0, spread + eps)
 
 
 def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
     variance = _total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1)
-    some = variance > 0  # the root has no derivative at 0
-    return xp.where(some, xp.sqrt(xp.where(some, variance, 1.0)), 0.0)
+    none = variance == 0  # the root has no derivative at 0
+    return xp.where(none, 0.0, xp.sqrt(xp.where(none, 1.0, variance)))
 
 
 def _total(xp: Any, values: Any, ids: Any) -> Any:
