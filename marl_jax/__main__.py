@@ -4,7 +4,5 @@ import sys
 
 from marl_jax.commands.console import main
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,8 +23,6 @@ import jax
 
 from marl_jax import user_cache
 
-__all__ = ["keep_nothing", "keep_programs", "make_room"]
-
 LIMIT = 1 << 30  # bytes of programs in a folder
 UNUSED_S = 30 * 86400.0  # folders of other versions or machines unused for so long are removed
 WORTH_S = 0.1  # of compilation: programs that took less are not kept; many are small

@@ -15,8 +15,6 @@ from typing import Any
 
 from marl_jax.task import Task
 
-__all__ = ["CallRecord", "Episode", "Leaf", "ToolRecord", "ends_of", "path_of", "places_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CallRecord:

@@ -1,7 +1,5 @@
 """Errors whose text is written for the user; commands print it without a traceback."""
 
-__all__ = ["RunError", "UserError"]
-
 
 class UserError(Exception):
     """A mistake that the user can correct. A command prints the text and ends with the exit code of a refusal."""

@@ -23,34 +23,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-__all__ = [
-    "Count",
-    "Misbuilt",
-    "Mismatch",
-    "NotNegative",
-    "OptionalCount",
-    "Path",
-    "Positive",
-    "Refused",
-    "T",
-    "Text",
-    "Whole",
-    "annotations",
-    "change",
-    "check",
-    "filled",
-    "fit",
-    "from_json",
-    "is_whole",
-    "misfit",
-    "nearest",
-    "out_of_bounds",
-    "paths",
-    "read_texts",
-    "require",
-    "to_json",
-]
-
 Path = tuple[str, ...]
 T = TypeVar("T")
 

@@ -9,19 +9,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "as_static",
-    "called",
-    "digest_own",
-    "home_of",
-    "is_own",
-    "load_own",
-    "own_function",
-    "plain",
-    "say",
-    "told",
-]
-
 
 def is_own(name: str) -> bool:
     """Whether a name has the form `module:attribute`, not that of a built-in."""

@@ -7,8 +7,6 @@ In a clone they lie beside `marl_jax/`; a wheel holds them inside, as `marl_jax/
 import os
 from pathlib import Path
 
-__all__ = ["BROUGHT", "HOME", "config_file", "config_names", "located", "packaged"]
-
 HOME = Path(__file__).parent
 IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "docs": ""}
 BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that hold no code of the library

@@ -16,25 +16,6 @@ from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Whole, nearest
 from marl_jax.models.weight_table import Tree
 
-__all__ = [
-    "PolicyMap",
-    "PolicySpec",
-    "SamplingSettings",
-    "by_name",
-    "decode_groups",
-    "init_policies",
-    "is_frozen",
-    "isolated",
-    "policy_names",
-    "policy_of",
-    "role_settings",
-    "roles_of",
-    "shared",
-    "stack",
-    "trained_policies",
-    "validate_map",
-]
-
 PolicyMap = Mapping[str, str]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Ragged", "concat", "dense", "floats", "ints", "kept_sets", "padded", "path_tuples", "take"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged:

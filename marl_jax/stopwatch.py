@@ -9,8 +9,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-__all__ = ["Stopwatch"]
-
 
 class Stopwatch:
     """Seconds by part; parts are not nested."""

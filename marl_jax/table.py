@@ -23,20 +23,6 @@ from marl_jax.errors import RunError
 from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, path_tuples, take
 from marl_jax.task import Task
 
-__all__ = [
-    "COLUMNS",
-    "DTYPES",
-    "KINDS",
-    "META",
-    "VERDICTS",
-    "Ragged",
-    "SharedId",
-    "Table",
-    "dense",
-    "padded",
-    "path_tuples",
-]
-
 KINDS = ("solver", "judge", "picker", "planner", "team")  # of roles, see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
 VERDICTS = {"Correct": 1, "Incorrect": 0}

@@ -11,8 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-__all__ = ["Family", "Task", "text_fault"]
-
 Family = Literal["math", "code"]
 
 

@@ -19,8 +19,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
-__all__ = ["Workers", "ended", "side_by_side"]
-
 LOOK_S = 0.1  # between two checks of what else may end a wait
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)  # calls of `side_by_side`: as a ThreadPoolExecutor has
 

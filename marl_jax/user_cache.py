@@ -16,8 +16,6 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
-__all__ = ["as_usual", "cores", "digest", "home", "load", "machine", "memory_left", "processor", "store"]
-
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

@@ -51,15 +51,16 @@ def offered(tree):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_names_what_it_offers(module):
+def test_a_room_names_what_it_offers_and_a_module_offers_what_has_no_underscore(module):
     tree = ast.parse((ROOT / module).read_text())
     assert ast.get_docstring(tree)
-    names, own = offered(tree), public(tree.body)
-    if own or not module.endswith("__init__.py"):
-        assert names is not None
+    names, room = offered(tree), module.endswith("__init__.py")
     assert set(names or ()) <= set(bound(tree))
-    if not module.endswith("__init__.py"):
-        assert {node.name for node in own} <= set(names)
+    if module not in (
+        "marl_jax/commands/cli.py",
+        "marl_jax/config/run_config.py",
+    ):  # they pass on names of others
+        assert names is None if not room else names is not None or not public(tree.body)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MONITORS", "WINDOW", "History", "Monitor", "mean"]
-
 WINDOW = 3  # steps that a number is the mean of, so that one odd step is no alarm
 Limits = Mapping[str, float]
 Found = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the workflow as a whole is ""

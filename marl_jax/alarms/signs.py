@@ -13,8 +13,6 @@ from marl_jax.rewards.credit import last_read, own_work, shown
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
 
-__all__ = ["COPY", "choices", "copied", "repeated", "share", "signs"]
-
 COPY = 8  # tokens in a row that also stand in the prompt are copied; fewer may meet by chance
 AT_ONCE = 1 << 20  # tokens that are looked at together
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep all bits

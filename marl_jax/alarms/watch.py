@@ -13,8 +13,6 @@ from typing import Any
 
 from marl_jax.alarms.monitors import MONITORS, History, Monitor
 
-__all__ = ["Alarm", "Watch", "is_along", "judge", "watch_of"]
-
 Line = Mapping[str, Any]
 
 

@@ -30,8 +30,6 @@ from marl_jax.runs.loading.stored import (
 )
 from marl_jax.workflows import single
 
-__all__ = ["Cast", "Evaluation", "Stage", "make_stage"]
-
 MODES = ("trained", "base", "single_transfer", "generator_transfer", "swapped")
 SPLITS = ("test", "val")
 

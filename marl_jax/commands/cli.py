@@ -10,6 +10,7 @@ import contextlib
 import logging as python_logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -194,6 +195,11 @@ def _call(
         if not (way_out := next((way for mark, way in OF_DEVICES.items() if mark in str(error)), "")):
             raise
         print(f"{str(error).splitlines()[0]}\n{way_out}", file=sys.stderr)
+        return FAILED
+    except AssertionError as error:  # how JAX says that a platform's plugin is not installed
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+            raise
+        print(f"JAX_PLATFORMS: {OF_DEVICES['Unable to initialize backend']}", file=sys.stderr)
         return FAILED
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 
-__all__ = ["COMMANDS", "main", "show_all", "to_a_reader"]
-
 COMMANDS = [
     "list",
     "docs",

@@ -16,8 +16,6 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from marl_jax.packaged import HOME
 
-__all__ = ["declared", "default_of", "place", "typed"]
-
 _LIMITS = {Ge: "at least {}", Gt: "more than {}", Le: "at most {}", Lt: "less than {}"}
 
 

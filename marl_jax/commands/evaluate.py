@@ -56,8 +56,7 @@ from marl_jax.runs.loading.stored import (
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.table import Table
 from marl_jax.tasks import Task
-
-__all__ = ["announce", "evaluate"]
+from marl_jax.tasks.micro import KINDS
 
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
@@ -88,8 +87,9 @@ def evaluate(
         config = on_these_devices(config_of(path))
         trained_on = config.data
         if evaluation.data:
-            data = dataclasses.replace(config.data, name=evaluation.data, directory=evaluation.data_directory)
-            config = dataclasses.replace(config, data=data)
+            config = dataclasses.replace(
+                config, data=_data(config.data, evaluation.data, evaluation.data_directory)
+            )
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
@@ -184,6 +184,16 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
     with disk_errors(file.parent):
         write_episodes(file, table)
     return str(file.relative_to(path))
+
+
+def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
+    """The data of that name; of another data set than that of the training without what only the latter has."""
+    if name == trained_on.name:
+        return dataclasses.replace(trained_on, directory=directory)
+    data = DataConfig(trained_on.family, name, directory, problems=trained_on.problems)
+    if name in KINDS:
+        data = dataclasses.replace(data, levels=trained_on.levels)
+    return data if is_own(name) else dataclasses.replace(data, cache=trained_on.cache)
 
 
 def _of_data(name: str) -> bool:

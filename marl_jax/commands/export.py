@@ -37,8 +37,6 @@ from marl_jax.runs.loading.stored import (
     whole_weights,
 )
 
-__all__ = ["Exported", "export"]
-
 FORMATS = ("hf", "peft")
 DTYPES = ("float32", "bfloat16")
 _WRITTEN = (

@@ -22,8 +22,6 @@ from marl_jax.runs.loading.parts import words
 from marl_jax.tasks import datasets, micro
 from marl_jax.workflows import BUILT_IN, Workflow
 
-__all__ = ["KINDS", "Entry", "Kind", "listing"]
-
 WIDTH, NAME = 80, 24
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from marl_jax.errors import UserError
 from marl_jax.packaged import packaged
 
-__all__ = ["ProjectError", "new_project"]
-
 
 class ProjectError(UserError, RuntimeError):
     """The project cannot be written; the text is one line."""

@@ -24,8 +24,6 @@ from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 from marl_jax.terminal.tables import filled
 
-__all__ = ["EXAMPLES", "examples", "first_words", "page", "pages", "reference"]
-
 TOP = ("README", "BUILD_NOTES")  # beside docs/
 EXAMPLES = "examples"
 
@@ -101,7 +99,12 @@ def reference(name: str) -> str:
 def _described(thing: Any, name: str) -> Iterator[str]:
     if isinstance(thing, types.ModuleType):
         yield from (f"## {name}", "", inspect.getdoc(thing) or "", "")
-        for each in getattr(thing, "__all__", ()):
+        own = [
+            each
+            for each, member in vars(thing).items()
+            if getattr(member, "__module__", "") == thing.__name__
+        ]
+        for each in getattr(thing, "__all__", [each for each in own if not each.startswith("_")]):
             member = getattr(thing, each)
             if callable(member) and not isinstance(member, types.GenericAlias):
                 yield from _described(member, each)

@@ -26,8 +26,6 @@ from marl_jax.pretraining.taught import RECIPE, words_of
 from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
-__all__ = ["make_base", "recipe_from_argv"]
-
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
     """The recipe of --config and --config.*, and the rest of the command line."""

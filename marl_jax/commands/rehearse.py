@@ -12,8 +12,6 @@ from marl_jax.rollouts import prompts_of, transcript
 from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
 from marl_jax.runs.loading.stored import on_one_device
 
-__all__ = ["rehearse"]
-
 WIDTH, LANES = 80, 32
 
 

@@ -24,8 +24,6 @@ from marl_jax.study.wording import Table
 from marl_jax.terminal.page import duration
 from marl_jax.terminal.tables import filled
 
-__all__ = ["checked_root", "options_of", "overview", "run_matrix", "show_results"]
-
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
     """The directory that holds the runs."""

@@ -10,8 +10,6 @@ from marl_jax.planning.lengths import SPREAD, PlanError, read_lengths, recorded_
 from marl_jax.planning.plan import demand_of, find_models, make_plan, told
 from marl_jax.terminal.page import plan_page
 
-__all__ = ["run_plan"]
-
 
 def run_plan(
     config: RunConfig, completion: str, folder: str | None, tokens_per_second: float, compiles: bool

@@ -13,8 +13,6 @@ from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
 from marl_jax.terminal.tables import table
 
-__all__ = ["demo", "train_and_report"]
-
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
 CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour

@@ -21,8 +21,6 @@ import numpy as np
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.models.scatter import UNIQUE, distinct
 
-__all__ = ["Alphabet", "alphabet_of", "join", "spell", "tokenise"]
-
 CONTROL = 128  # the code of the first control token
 
 

@@ -22,8 +22,6 @@ from marl_jax.runs.loading.parts import Parts, load_parts
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import BUILT_IN
 
-__all__ = ["Cast", "cast_of", "check_settings", "rates"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cast:

@@ -29,8 +29,6 @@ from marl_jax.rollouts.scheduler import task_key
 from marl_jax.table import KINDS, SOLVER, Ragged, Table, dense
 from marl_jax.task import Task
 
-__all__ = ["Columns", "table_of", "to_host", "worth"]
-
 
 class Columns(flax.struct.PyTreeNode):
     """The calls of one step on the device."""

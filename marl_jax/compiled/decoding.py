@@ -27,8 +27,6 @@ from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 from marl_jax.sampling.programs import Features, Lanes, sample
 
-__all__ = ["BLOCK", "Out", "Own", "Stem", "Voice", "speak"]
-
 BLOCK = 32  # prompts that are prefilled together
 LEAST_LANES = 128  # below, finished lanes are not left out
 

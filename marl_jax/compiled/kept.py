@@ -33,8 +33,6 @@ from marl_jax.run_folder.folder import versions
 from marl_jax.runs.loading.parts import Parts
 from marl_jax.threads import side_by_side
 
-__all__ = ["found_by_jax", "keep", "load", "place_of", "shown"]
-
 ENVIRONMENT = ("XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_")
 DIGEST = hashlib.sha256().digest_size
 OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # how compiled code for a CPU begins

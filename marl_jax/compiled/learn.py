@@ -29,8 +29,6 @@ from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of, roles_of
 
-__all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
-
 _ALL = jnp.iinfo(jnp.int32).max
 MOST_STEM = 32  # tokens of a stem where prompts are not equal; 64 of them were no faster
 # Without the donation of the hosted learner: who calls the step keeps the state that it was given.

@@ -15,8 +15,6 @@ from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
 from marl_jax.learning.packs import blocks_of
 from marl_jax.models.scatter import distinct
 
-__all__ = ["Line", "Rows", "Taken", "line_of", "take"]
-
 
 class Rows(NamedTuple):
     """N rows in groups whose prompts share a beginning (the stem): the tokens fed behind it, and the targets."""

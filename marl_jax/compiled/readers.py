@@ -19,8 +19,6 @@ from marl_jax.rewards.arrays.boxed_spans import is_blank
 from marl_jax.task import Family
 from marl_jax.workflows import parse
 
-__all__ = ["Read", "answer", "form_of", "pick", "plan", "program", "same_reader", "verdict", "whole"]
-
 
 class Read(NamedTuple):
     """The answers read from B texts."""

@@ -2,8 +2,6 @@
 
 from marl_jax.errors import UserError
 
-__all__ = ["NoArrayForm"]
-
 
 class NoArrayForm(UserError, ValueError):
     """A workflow, task, tokenizer or setting has no form in arrays; one line that names the hosted road."""

@@ -20,8 +20,6 @@ from marl_jax.task import Family, Task
 from marl_jax.workflows.api import Call, Completion, Workflow
 from marl_jax.workflows.render import Prompts
 
-__all__ = ["Cue", "Field", "Piece", "Text", "dry_run", "mark"]
-
 PARTS = 32  # of one call's text, that prompts may show
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # marks are characters of a private plane
 _MARK = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")

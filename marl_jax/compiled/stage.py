@@ -32,8 +32,6 @@ from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
 from marl_jax.sampling.programs import Features, Lanes
 
-__all__ = ["Line", "Said", "Stage", "count_calls"]
-
 OUTSIDE = 1 << 30  # the place of a call that is none: what is looked up there is not finite
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]

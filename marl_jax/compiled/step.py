@@ -31,21 +31,6 @@ from marl_jax.sampling.requests import noise_keys
 from marl_jax.task import Task
 from marl_jax.tasks import DataError, Position, TaskIterator
 
-__all__ = [
-    "Halves",
-    "State",
-    "Step",
-    "Tasks",
-    "batches",
-    "make_halves",
-    "make_step",
-    "noise_words",
-    "problems",
-    "start",
-    "state_of",
-    "tasks_of",
-]
-
 INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 

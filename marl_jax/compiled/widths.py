@@ -13,8 +13,6 @@ import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE
 
-__all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
-
 T = TypeVar("T")
 
 

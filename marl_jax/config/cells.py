@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from marl_jax.fields import nearest
 from marl_jax.workflows import BUILT_IN
 
-__all__ = ["POLICIES", "STUDY", "WORKFLOWS", "Cell", "all_cells", "of_study", "parse_cell"]
-
 STUDY = ("single", "voting", "eval_opt", "orch_workers", "single_matched", "single_token_matched")
 WORKFLOWS = (*STUDY, *(name for name in BUILT_IN if name not in STUDY))
 POLICIES = ("shared", "isolated")

@@ -27,8 +27,6 @@ from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
 
-__all__ = ["asked_in_vain", "problems"]
-
 OF_FILES = ("directory", "bad_rows")  # fields of `data`
 DRAWN = ("train_size", "test_size")
 

@@ -21,8 +21,6 @@ from marl_jax.policies import is_frozen, policy_names, trained_policies
 if TYPE_CHECKING:
     from marl_jax.config.run_fields import RunFields
 
-__all__ = ["Phase", "Place", "learner_of", "place", "problems", "references"]
-
 # Settings of the learner that decide the form of its state, or how gradients are kept apart: fixed for the run.
 KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
 

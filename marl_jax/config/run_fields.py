@@ -21,22 +21,6 @@ from marl_jax.task import Family
 from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find
 
-__all__ = [
-    "TRACKERS",
-    "CheckpointConfig",
-    "DataConfig",
-    "EngineConfig",
-    "EvaluationConfig",
-    "LogConfig",
-    "MeshConfig",
-    "PoliciesConfig",
-    "RolloutConfig",
-    "RunFields",
-    "VllmConfig",
-    "WorkflowConfig",
-    "not_installed",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowConfig:

@@ -12,8 +12,6 @@ from marl_jax.policies import SamplingSettings, role_settings, validate_map
 from marl_jax.rewards.credit import NEED_KINDS
 from marl_jax.workflows import find
 
-__all__ = ["Problems", "of_workflow", "refusal", "refused", "samplers", "walks"]
-
 Problems = Iterator[str]
 
 

@@ -19,8 +19,6 @@ import sys
 import time
 from typing import Any, NoReturn
 
-__all__ = ["main"]
-
 PAUSE_S = 0.2  # between two tries to reach process 0
 HELLO_S = 5.0  # for the first line of a process that has connected
 GRACE_S = 5.0  # for processes that fail for one reason to say it themselves, and for one that is told to end

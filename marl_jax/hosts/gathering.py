@@ -11,8 +11,6 @@ import numpy as np
 from marl_jax.hosts.talk import together
 from marl_jax.table import Table, dense
 
-__all__ = ["gathered", "whole"]
-
 
 def gathered(make: Callable[[], Table]) -> Table:
     """The table of all processes, of which each makes the episodes of its share of the tasks."""

@@ -26,8 +26,6 @@ from marl_jax.errors import UserError
 from marl_jax.hosts import talk
 from marl_jax.threads import Workers
 
-__all__ = ["WAIT_S", "HostsError", "joined", "on_stop", "tell_stop"]
-
 WAIT_S = 300.0  # for all processes to come
 REASON_S = 1.0  # for the companion of a process that fails
 FOUND_S = 20.0  # for companions, once their processes have found each other

@@ -14,8 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.hosts.talk import together
 
-__all__ = ["cut", "fingerprint", "lifted", "lowered", "mesh_of_all", "on_host", "shardings_of", "spans"]
-
 Tree = Any
 
 

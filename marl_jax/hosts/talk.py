@@ -17,19 +17,6 @@ import numpy as np
 
 from marl_jax.errors import RunError
 
-__all__ = [
-    "after_first",
-    "any_of",
-    "count",
-    "from_first",
-    "index",
-    "is_first",
-    "share",
-    "telling",
-    "together",
-    "untold",
-]
-
 T = TypeVar("T")
 SMALL = 1 << 12  # bytes of a message, its size included, that is sent in one go
 

@@ -20,25 +20,6 @@ from marl_jax import fields
 from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
-__all__ = [
-    "BLOCK",
-    "STEM",
-    "Batch",
-    "BatchConfig",
-    "MicroBatch",
-    "Placed",
-    "Placement",
-    "blank_arrays",
-    "by_row",
-    "check_rows",
-    "fill",
-    "first_fit_decreasing",
-    "make_batches",
-    "padding_share",
-    "power_of_two",
-    "write",
-]
-
 BLOCK = 32  # tokens of a block of a pack
 STEM = 1  # the segment of prompts that rows share
 LEAST_SAVING = 0.2  # least share of a unit's tokens that sharing prompts must save

@@ -6,8 +6,6 @@ from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.policies import roles_of
 from marl_jax.table import Table
 
-__all__ = ["check_interventions", "check_learnable"]
-
 
 def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None:
     """Refuse settings of roles or policies that the map does not have, and damping of several roles together."""

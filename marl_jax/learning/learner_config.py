@@ -14,8 +14,6 @@ from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.learning.objectives import PreferenceConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 
-__all__ = ["LARGEST_SEED", "LearnerConfig", "Seed", "StepSettings"]
-
 LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from marl_jax.models.scatter import UNIQUE, distinct
 
-__all__ = ["token_logprobs"]
-
 
 def token_logprobs(
     hidden: jax.Array,  # [B, T, H]

@@ -22,21 +22,6 @@ from marl_jax.errors import UserError
 from marl_jax.fields import require
 from marl_jax.own import called, is_own, own_function
 
-__all__ = [
-    "KL",
-    "LOG_RATIO_LIMIT",
-    "Loss",
-    "LossConfig",
-    "LossError",
-    "Mean",
-    "aggregation_weights",
-    "at_least_float32",
-    "check_loss",
-    "clip_flags",
-    "kl_estimate",
-    "policy_loss",
-]
-
 Kind = str  # one of KINDS or OBJECTIVES, or a user's token loss as "module:function"
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"

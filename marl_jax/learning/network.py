@@ -14,8 +14,6 @@ from marl_jax.learning.batching import MicroBatch
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["Network", "Qwen3"]
-
 
 class Network(Protocol):
     """What the update needs of a model: hidden states of a micro-batch, and the matrix that makes logits of them."""

@@ -21,30 +21,6 @@ from marl_jax.fields import NotNegative, Positive, Whole
 from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.table import Table, dense
 
-__all__ = [
-    "NEED_REFERENCE",
-    "PASSES",
-    "Aim",
-    "PreferenceConfig",
-    "Value",
-    "WinsError",
-    "aim",
-    "best_of_groups",
-    "contrasts",
-    "dpo",
-    "kto",
-    "log_ratios",
-    "means",
-    "mismatched",
-    "moved",
-    "same_prompt",
-    "sigmoid",
-    "sppo",
-    "surrogate",
-    "token_share",
-    "win_share",
-]
-
 PASSES = {"dpo": 2, "kto": 4, "sppo": 2}  # passes of log-probs before the update, reference included
 NEED_REFERENCE = tuple(PASSES)
 

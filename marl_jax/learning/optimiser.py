@@ -17,8 +17,6 @@ from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive, Whole
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["OptimiserConfig", "ScheduleConfig", "clip_factor", "decay_mask", "transformation"]
-
 Decay = Annotated[float, Ge(0), Lt(1)]
 
 

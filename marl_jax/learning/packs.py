@@ -18,8 +18,6 @@ import numpy as np
 from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, Placed, check_rows, fill, power_of_two
 from marl_jax.table import Table
 
-__all__ = ["blocks_of", "common_blocks", "looks", "make_packs", "most_blocks", "pieces"]
-
 ALIKE = 8  # blocks: rows whose tokens see no more are packed together, longer ones by octaves
 # Where there are so many packs, groups may fill others better, of so many eighths. They are other programs, and must
 # save this share of the tokens.

@@ -19,16 +19,6 @@ from marl_jax.models import qwen3
 from marl_jax.models.attention import attend, causal_mask, chosen_here, self_attention
 from marl_jax.models.model_config import ModelConfig
 
-__all__ = [
-    "hidden_states",
-    "pack_attention",
-    "padding_last",
-    "part_count",
-    "permuted",
-    "takes_rows",
-    "tree_attention",
-]
-
 MOST_PAIRS = 1 << 20  # of queries and keys of packs whose scores exist at a time
 
 

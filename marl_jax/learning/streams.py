@@ -20,8 +20,6 @@ import jax.numpy as jnp
 from marl_jax import compile_cache
 from marl_jax.threads import Workers
 
-__all__ = ["Streams", "stream_count"]
-
 Carry = Any
 # (carry, micro-batch) -> (carry, outputs of the micro-batch)
 Step = Callable[[Carry, Any], tuple[Carry, Any]]

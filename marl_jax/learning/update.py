@@ -56,8 +56,6 @@ from marl_jax.policies import by_name, roles_of
 from marl_jax.stopwatch import Stopwatch
 from marl_jax.table import Table
 
-__all__ = ["Learner", "LearnerState", "NonFiniteGradients"]
-
 
 class LearnerState(flax.struct.PyTreeNode):
     """The learner's state of a policy besides its weights, carried from step to step and saved in checkpoints."""

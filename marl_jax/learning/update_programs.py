@@ -32,8 +32,6 @@ from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
 from marl_jax.own import as_static
 
-__all__ = ["Settings", "accumulate", "apply", "nothing", "score"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

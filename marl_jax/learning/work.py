@@ -14,8 +14,6 @@ from marl_jax.learning.objectives import Aim
 from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
 
-__all__ = ["Work", "calls_by_slot", "mini_batches_of", "per_role_of", "units_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Work:

@@ -19,16 +19,6 @@ import chex
 import jax
 import jax.numpy as jnp
 
-__all__ = [
-    "attend",
-    "block_size",
-    "causal_mask",
-    "choose",
-    "chosen_here",
-    "deterministic_kernels",
-    "self_attention",
-]
-
 IMPLEMENTATIONS = ("blocks", "cudnn", "splash", "plain")
 _LANES = 128  # the TPU kernel tiles lengths and head dimensions by this
 

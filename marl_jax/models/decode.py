@@ -21,8 +21,6 @@ from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "extend_rungs", "unstack", "unstack_lora"]
-
 
 @flax.struct.dataclass
 class Cache:

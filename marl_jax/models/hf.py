@@ -26,8 +26,6 @@ from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenize
 from marl_jax.models.weight_table import Tree, Weight, abstract, table
 from marl_jax.packaged import located
 
-__all__ = ["CONFIG", "load_config", "load_hf", "read_json", "save_hf", "write_json"]
-
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"

@@ -19,8 +19,6 @@ import jax.numpy as jnp
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree, table
 
-__all__ = ["LINEAR", "LayerLora", "by_layer", "delta", "init_lora", "merge", "num_adapters", "select_rows"]
-
 # Axes of each linear layer, input -> output: h hidden, n heads, k KV heads, d head_dim, m MLP.
 LINEAR = {
     "q": "h->nd",

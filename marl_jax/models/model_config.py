@@ -11,8 +11,6 @@ from typing import Any
 from marl_jax import fields
 from marl_jax.fields import Count, Positive
 
-__all__ = ["PRESETS", "ModelConfig"]
-
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16")
 _REQUIRED = (

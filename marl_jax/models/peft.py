@@ -14,8 +14,6 @@ from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import save_tensors
 from marl_jax.models.weight_table import Tree, table
 
-__all__ = ["CONFIG", "save_peft"]
-
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 

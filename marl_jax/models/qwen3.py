@@ -24,25 +24,6 @@ from marl_jax.models.lora import LINEAR, LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
-__all__ = [
-    "UNROLLED",
-    "embed",
-    "forward",
-    "full_precision",
-    "fused",
-    "hidden_states",
-    "init",
-    "mlp",
-    "project_out",
-    "project_qkv",
-    "rms_norm",
-    "rope",
-    "rotation",
-    "through_layers",
-    "unembed",
-    "unrolled",
-]
-
 UNROLLED = 8  # layers at most, see `unrolled`
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 

@@ -10,8 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["UNIQUE", "distinct"]
-
 # Options of `x.at[places].set(values)`: the caller promises that no two places are equal, those out of range included.
 UNIQUE: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from marl_jax import user_cache
 
-__all__ = ["Tensor", "save_tensors", "tensors"]
-
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),

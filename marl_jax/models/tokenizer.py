@@ -14,18 +14,6 @@ from typing import Any
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.packaged import located
 
-__all__ = [
-    "CHARACTERS",
-    "CLASSES",
-    "FILES",
-    "WORDS",
-    "build_micro_tokenizer",
-    "check_vocabulary",
-    "load_tokenizer",
-    "save_tokenizer",
-    "tokenizer_files",
-]
-
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),

@@ -15,18 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models.model_config import ModelConfig
 
-__all__ = [
-    "RULES",
-    "Tree",
-    "Weight",
-    "abstract",
-    "num_parameters",
-    "partition",
-    "random",
-    "shardings",
-    "table",
-]
-
 Tree = dict[str, Any]  # nested dictionaries of arrays, or of anything that stands for one
 
 # Which mesh axis each logical axis is laid over.

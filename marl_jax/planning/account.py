@@ -24,8 +24,6 @@ from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 
-__all__ = ["account", "line_of", "lowered", "needed"]
-
 
 def account(config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> str:
     """A line for each program of each model, of the shapes that the device at hand has room for."""

@@ -23,19 +23,6 @@ from marl_jax.models.lora import init_lora
 from marl_jax.models.weight_table import abstract
 from marl_jax.planning.workload import Shape
 
-__all__ = [
-    "Attention",
-    "Model",
-    "attention",
-    "forward_operations",
-    "kept",
-    "serving_operations",
-    "size",
-    "trained_tree",
-    "update_operations",
-    "working",
-]
-
 ONE_BLOCK = 64  # tokens of a row whose attention is one block
 
 

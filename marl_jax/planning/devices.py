@@ -17,8 +17,6 @@ import numpy as np
 from marl_jax import user_cache
 from marl_jax.sampling.shapes import free_bytes, host_bytes
 
-__all__ = ["KINDS", "Device", "here", "host"]
-
 COMPUTE, BANDWIDTH = 0.4, 0.6
 
 

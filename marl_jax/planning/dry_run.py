@@ -28,19 +28,6 @@ from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, Workflow
 from marl_jax.workflows.api import Script
 
-__all__ = [
-    "NO_RESULT",
-    "NO_VERDICT",
-    "Asked",
-    "Assumptions",
-    "Demand",
-    "PlanError",
-    "SilentEngine",
-    "Speller",
-    "dry_run",
-    "play",
-]
-
 PROBLEMS = 4  # are played of a step, to see how its rows are packed
 EPISODE = 4  # parts of a request's key that say whose it is; its path and the call follow
 # Chosen, not derived: what long calls among those that lanes are planned for cost a run whose completions are as long

@@ -14,8 +14,6 @@ import numpy as np
 
 from marl_jax.errors import UserError
 
-__all__ = ["SPREAD", "Lengths", "PlanError", "read_lengths", "recorded_lengths"]
-
 
 class PlanError(UserError, ValueError):
     """A run that asks for what its configuration, its model or its device does not have; the text is one line."""

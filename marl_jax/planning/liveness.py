@@ -12,8 +12,6 @@ from typing import Any
 
 from jax.extend import core
 
-__all__ = ["arrays_bytes", "count_equations", "made_bytes"]
-
 FUSED = ("broadcast_in_dim", "iota")
 APART = ("dot_general", "sort", "gather", "concatenate")  # these cannot write where they read
 LOOPS = ("while", "scan")

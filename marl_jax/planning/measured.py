@@ -15,8 +15,6 @@ from marl_jax import fields, user_cache
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.plan import Plan
 
-__all__ = ["Guess", "Pace", "guess", "quartile"]
-
 LEAST, RECENT = 3, 50  # steps that are enough to say something; steps that are looked at
 # What does not change how long a step takes.
 _ASIDE = ("cell", "steps", "seed", "alarms", "evaluation", "checkpoints", "logging")

@@ -27,27 +27,6 @@ from marl_jax.rollouts.voices import load_of
 from marl_jax.sampling.shapes import EngineSettings, lane_bytes, memory_bytes, prefix_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 
-__all__ = [
-    "OPTIMISER",
-    "PROGRAMS",
-    "Part",
-    "Phase",
-    "Room",
-    "Shapes",
-    "count_units",
-    "least_shapes",
-    "look_ahead",
-    "memories",
-    "model_of_group",
-    "most_units",
-    "room",
-    "sampling",
-    "shapes",
-    "sizes_of",
-    "training",
-    "weight_share",
-]
-
 BASES, STATES, GRADIENTS = "base weights", "optimiser states", "gradient trees"
 TRAINED, ADAPTERS = "trained weights (float32)", "adapters (float32)"
 SERVED = "weights served to the sampler"

@@ -14,8 +14,6 @@ from marl_jax.sampling.requests import Request, Said
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["Length", "Occupancy", "Waves", "copies", "occupancy", "occupancy_at_length"]
-
 NOTHING: Any = np.zeros(0)
 
 

@@ -39,19 +39,6 @@ from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
 
-__all__ = [
-    "Plan",
-    "Work",
-    "check_fits",
-    "check_words",
-    "demand_of",
-    "episodes_of",
-    "find_models",
-    "make_plan",
-    "show",
-    "told",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Work:

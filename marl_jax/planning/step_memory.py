@@ -20,8 +20,6 @@ from marl_jax.planning.liveness import arrays_bytes, count_equations, made_bytes
 from marl_jax.planning.memory import Part
 from marl_jax.planning.plan import Plan
 
-__all__ = ["StepMemory", "in_one_program", "of_step", "seeds_that_fit"]
-
 HOSTED = ("gradient", "optimiser")  # phases that this road does not have
 # Measured (tests/planning/test_peak.py): what a first start takes of a host to compile a step, which programs and
 # libraries then keep: so much, and so much for each equation of its trace. A start that reads kept programs takes less.

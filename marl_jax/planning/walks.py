@@ -16,8 +16,6 @@ from marl_jax.workflows import find
 if TYPE_CHECKING:
     from marl_jax.planning.dry_run import Asked
 
-__all__ = ["alone", "compared_by", "least_calls", "left_open"]
-
 COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played at most
 ACCEPTED = "\\boxed{Correct}"
 

@@ -15,8 +15,6 @@ from marl_jax.learning.packs import blocks_of, looks, make_packs, most_blocks, p
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
-__all__ = ["Shape", "all_shapes", "batches_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:

@@ -11,8 +11,6 @@ from marl_jax.table import Table
 from marl_jax.tasks import micro
 from marl_jax.workflows import Workflow
 
-__all__ = ["accuracy", "play_held_out"]
-
 MAX_PROMPT = 448  # of a history
 LANES = 64  # few, because a short measurement is mostly compilation
 

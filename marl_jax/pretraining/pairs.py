@@ -21,8 +21,6 @@ from marl_jax.packaged import located
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.table import Table
 
-__all__ = ["FILE", "Pairs", "count_pairs", "read_pairs", "unfamiliar", "write_pairs"]
-
 FILE = "pairs.json"
 STEPS = 100  # of the recipe, some 200,000 tokens
 FAR = 0.05  # share of a template's pairs unknown to its base, above which a warning is shown

@@ -24,8 +24,6 @@ from marl_jax.own import own_function
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import History, rows, with_lessons
 
-__all__ = ["Batch", "Recipe", "batches", "pack", "train"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:

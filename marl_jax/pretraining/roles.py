@@ -16,8 +16,6 @@ from marl_jax.tasks import micro
 from marl_jax.workflows.api import Call
 from marl_jax.workflows.parse import strategies
 
-__all__ = ["Skill", "is_right", "run_scripted", "say"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Skill:

@@ -16,8 +16,6 @@ from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.transcripts import episodes, turns
 from marl_jax.workflows import Prompts, load_prompts
 
-__all__ = ["RECIPE", "digest", "untaught", "warning_of", "words_of"]
-
 RECIPE = "recipe.json"
 EPISODES = 1000  # of both kinds of task, which are many of every workflow
 

@@ -35,18 +35,6 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
-__all__ = [
-    "History",
-    "Lesson",
-    "episodes",
-    "flows",
-    "histories",
-    "play",
-    "rows",
-    "turns",
-    "with_lessons",
-]
-
 # A prompt of one's own about a training problem, and its answer; None: there is none about this problem.
 Lesson = Callable[[Task, random.Random, Skill], tuple[str, str] | None]
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["assert_tests", "check_functions", "check_test", "free_functions"]
-
 
 def assert_tests(code: str, entry_point: str | None = None, setup: str = "") -> list[dict[str, Any]]:
     """Tests from assert statements, or from code that defines `check(candidate)` when the entry point is named.

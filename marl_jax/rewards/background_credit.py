@@ -17,8 +17,6 @@ from marl_jax.rewards.grading import Grader, grade
 from marl_jax.table import Table
 from marl_jax.threads import Workers
 
-__all__ = ["LEAVE_S", "BackgroundCredit"]
-
 LEAVE_S = 2.0  # for threads to end; one in a slow credit is abandoned
 
 

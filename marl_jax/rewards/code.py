@@ -21,18 +21,6 @@ from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
 from marl_jax.rewards.sandbox.verdicts import Verdict, done
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
-__all__ = [
-    "TIME_LIMIT_S",
-    "CallTest",
-    "CheckTest",
-    "Computed",
-    "StdinTest",
-    "compute",
-    "parse_tests",
-    "run_program",
-    "submit_program",
-]
-
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
 PARSED = 256  # problems whose tests are kept parsed

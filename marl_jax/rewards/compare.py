@@ -12,8 +12,6 @@ from typing import Any
 
 from marl_jax.rewards.sandbox import plain
 
-__all__ = ["same_output", "same_packed", "same_value"]
-
 TOLERANCE = 1e-6
 FLOAT_DIGITS = 15  # of an int, which a float holds exactly
 SEARCH = 100_000  # most pairs of members compared for one value, where sorting alone does not pair them

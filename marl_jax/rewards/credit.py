@@ -25,28 +25,6 @@ from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
 
-__all__ = [
-    "NEED_KINDS",
-    "Credit",
-    "CreditConfig",
-    "CreditError",
-    "by_episodes",
-    "combine",
-    "format_penalty",
-    "last_read",
-    "length_penalty",
-    "load_credit",
-    "make_credit",
-    "namespace",
-    "outcome",
-    "own_correctness",
-    "own_work",
-    "shown",
-    "team_and_local",
-    "voting_rubric",
-    "with_rewards",
-]
-
 Components = Mapping[str, Any]  # {name: Float[N]}
 Credit = Callable[[Table], Components]
 

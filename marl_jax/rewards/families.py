@@ -17,8 +17,6 @@ from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.warn import ungraded
 from marl_jax.task import Family, Task
 
-__all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer", "written"]
-
 TRIES = 3  # of a program whose sandbox fails
 
 

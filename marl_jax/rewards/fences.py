@@ -10,8 +10,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["extract_program"]
-
 
 def extract_program(response: str) -> str | None:
     """The last fenced block of a response that is not blank, in any language; None without a block.

@@ -17,8 +17,6 @@ from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Table
 from marl_jax.task import Task
 
-__all__ = ["RIGHT", "Grader", "finite", "grade"]
-
 RIGHT = 0.5  # answers graded at least this are right
 
 _Pair = tuple[str, ...]  # an answer to a task, whoever gave it

@@ -16,8 +16,6 @@ from marl_jax.fields import nearest
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import finite
 
-__all__ = ["LeavesError", "function_of", "over_leaves"]
-
 
 class LeavesError(UserError, ValueError):
     """A user's function did not return a number for the leaves of a call."""

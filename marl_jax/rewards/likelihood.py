@@ -18,8 +18,6 @@ from marl_jax.models import load_hf
 from marl_jax.models.qwen3 import full_precision, hidden_states
 from marl_jax.packaged import located
 
-__all__ = ["mean_logprobs"]
-
 ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
 
 

@@ -17,8 +17,6 @@ from marl_jax.errors import UserError
 from marl_jax.own import called, is_own, own_function
 from marl_jax.table import Table
 
-__all__ = ["Metric", "MetricError", "load_metric", "with_metric"]
-
 Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.bare_episodes`
 
 

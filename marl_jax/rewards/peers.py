@@ -12,8 +12,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["agreement", "changes", "consensus", "crowding", "wins"]
-
 
 def consensus(answers: Sequence[str | None]) -> tuple[str | None, float]:
     """The commonest readable answer, the first of several, and its share of all; (None, 0) where none can be read."""

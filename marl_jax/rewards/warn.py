@@ -5,8 +5,6 @@ import logging
 import math
 import time
 
-__all__ = ["newly_ungraded", "ungraded", "warn"]
-
 EVERY_S = 60.0
 
 _said: dict[str, float] = {}  # message -> when

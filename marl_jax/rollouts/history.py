@@ -16,8 +16,6 @@ from typing import Any
 
 from marl_jax.workflows.api import Message
 
-__all__ = ["Chat", "Chats", "Overlong", "fit"]
-
 OPENING = {"role": "user", "content": "opening words"}
 REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}

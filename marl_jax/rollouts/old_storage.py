@@ -19,8 +19,6 @@ from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.table import Table
 from marl_jax.task import Task
 
-__all__ = ["DAMAGE", "FORMAT", "SUFFIX", "read_old", "unpack_task"]
-
 FORMAT = 1
 SUFFIX = ".jsonl.gz"
 

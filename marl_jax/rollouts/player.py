@@ -42,8 +42,6 @@ from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
-__all__ = ["EpisodesFailed", "Player", "player_for"]
-
 LONGEST = 512  # tokens of a prompt, where the model has room for them
 MICRO = 1000  # a vocabulary below this many tokens is that of a micro base, which knows the short prompts
 

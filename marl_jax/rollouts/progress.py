@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["Progress", "progress_bar"]
-
 
 @dataclasses.dataclass
 class Progress:

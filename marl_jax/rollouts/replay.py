@@ -15,8 +15,6 @@ from marl_jax.rollouts.running import Ask, Limits, Running
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
-__all__ = ["Differs", "branches", "replay", "tree"]
-
 Batch = list[Ask | Tool]
 
 

@@ -26,8 +26,6 @@ from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.task import Task
 from marl_jax.workflows.api import Call, Completion, Fork, Message, Tool, ToolError, ToolTimeout, Workflow
 
-__all__ = ["Ask", "Ended", "Limits", "Parser", "Running"]
-
 Parser = Callable[[Task, str], str | None]
 
 

@@ -27,7 +27,6 @@ from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
-__all__ = ["rollout", "task_key"]
 Seat = tuple[int, tuple[int, ...]]  # the number of an episode, and one of its paths
 
 

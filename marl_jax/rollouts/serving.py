@@ -17,8 +17,6 @@ from marl_jax.rollouts.transcript import Decode
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["Service"]
-
 
 class Service:
     """The engines of a run. `engines` and `versions` are arguments of `rollout`."""

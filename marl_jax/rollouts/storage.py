@@ -22,8 +22,6 @@ from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
 from marl_jax.rollouts.transcript import Decode, Decoders, decoder_of, prompts_of
 from marl_jax.table import DTYPES, KINDS, Ragged, Table, padded, path_tuples
 
-__all__ = ["read_episodes", "read_extra", "write_episodes"]
-
 FORMAT = 2
 METADATA_KEY = b"marl_jax"
 LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}

@@ -14,8 +14,6 @@ from marl_jax.own import say
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
 
-__all__ = ["MAX_RESULT", "TIMEOUT", "Errand", "Errands", "ToolLog", "run_tool"]
-
 TIMEOUT = "timeout"  # the error of a tool that had not ended in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 

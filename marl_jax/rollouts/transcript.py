@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 
-__all__ = ["Decode", "Decoders", "decoder_of", "prompts_of", "transcript"]
-
 Decode = Callable[[Sequence[int]], str]  # the text of tokens
 Decoders = Decode | Mapping[str, Decode]  # one for all policies, or by policy
 

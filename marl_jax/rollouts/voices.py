@@ -21,8 +21,6 @@ from marl_jax.sampling.requests import Request
 from marl_jax.sampling.shapes import EngineSettings, Load
 from marl_jax.workflows.api import Workflow
 
-__all__ = ["Engine", "EngineGone", "Engines", "Voices", "load_of"]
-
 
 def load_of(
     roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None, ends: int = 0

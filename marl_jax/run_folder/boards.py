@@ -23,9 +23,6 @@ from marl_jax.run_folder.files import append, disk_errors
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.run_folder.metrics import plain
 
-__all__ = ["Board", "TensorBoard", "Tracker", "crc32c", "masked_crc", "numbers", "record"]
-
-
 _START = 1  # status of a session log: TensorBoard drops values of earlier files from its step on
 _LARGEST = 3.4028234663852886e38  # of float32
 

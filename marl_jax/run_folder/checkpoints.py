@@ -32,21 +32,6 @@ from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomica
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.threads import Workers
 
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "Damaged",
-    "Stripped",
-    "Tree",
-    "Which",
-    "best_of",
-    "is_sealed",
-    "misfit",
-    "restore",
-    "steps",
-    "tree_digest",
-]
-
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
@@ -130,8 +115,9 @@ class Checkpoints:
         if hosts.count() > 1:
             arrays = jax.tree.map(_of_first, arrays)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
-        waits = ocp.options.AsyncOptions(timeout_secs=int(SAVE_S + size / SLOWEST))
-        with disk_errors(self.directory), ocp.Context(async_options=waits):
+        context = ocp.Context()
+        context.async_options.timeout_secs = int(SAVE_S + size / SLOWEST)
+        with disk_errors(self.directory), context:
             response = ocp.save_checkpointables_async(place, arrays or {"none": {"empty": np.zeros(1)}})
         self._saving = self._worker.submit(self._finish, response, place, seal)
 
@@ -286,7 +272,7 @@ def _load_newest(
         return trees, data, step
     if steps(directory) != listed:  # a run goes on there
         return _load_newest(directory, templates, recorded)
-    ahead = any(step > recorded for step in listed)
+    ahead = any(step > recorded and is_sealed(directory / str(step)) for step in listed)
     accept = ", or go on without these lines by --accept_changes" if ahead else ""
     raise CheckpointError(
         f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; "

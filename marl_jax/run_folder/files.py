@@ -11,8 +11,6 @@ from pathlib import Path
 
 from marl_jax.errors import UserError
 
-__all__ = ["DiskFull", "append", "disk_errors", "sync_directory", "sync_file", "write_atomically"]
-
 _FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
 _LARGE = {errno.EFBIG: "File too large"}
 

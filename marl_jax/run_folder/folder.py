@@ -29,31 +29,6 @@ from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.packaged import BROUGHT, located
 from marl_jax.run_folder.files import write_atomically
 
-__all__ = [
-    "CONFIG",
-    "LOCK",
-    "FolderError",
-    "begin",
-    "check_held",
-    "differences",
-    "digest_model",
-    "digest_tokenizer",
-    "earlier",
-    "has_results",
-    "in_use",
-    "lock",
-    "open_folder",
-    "outside",
-    "path_errors",
-    "read",
-    "read_config",
-    "run_around",
-    "settle",
-    "settled_for",
-    "taken_back",
-    "versions",
-]
-
 CONFIG = "config.json"
 LOCK = ".lock"
 _COMPARED = ("config", "digests", "versions")

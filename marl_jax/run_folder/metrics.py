@@ -17,8 +17,6 @@ from typing import Any
 from marl_jax.run_folder.files import append, disk_errors, sync_directory, write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 
-__all__ = ["JsonLines", "Unwritten", "lacking", "plain", "read_lines", "recorded"]
-
 
 class JsonLines:
     """A file of JSON lines that is appended to; every line is on the disk when `write` returns."""

@@ -27,9 +27,6 @@ from marl_jax.runs.loading.parts import Parts
 from marl_jax.table import SOLVER, Table
 from marl_jax.tasks.iterator import Position, TaskIterator
 
-__all__ = ["Collected", "collected_path", "flattened", "own_voices"]
-
-
 _EVALUATED = re.compile(r"(.+-)?(train|val|test)-\d{6}(-.+)?\.parquet")
 
 

@@ -26,8 +26,6 @@ from marl_jax.runs.run import Run
 from marl_jax.runs.state import State
 from marl_jax.sampling.engine import NotFinite
 
-__all__ = ["FILE", "Diverged", "broken_update", "diverged", "finite", "refuse_the_same", "ways_out"]
-
 FILE = "diverged.json"
 
 

@@ -21,8 +21,6 @@ from marl_jax.rewards.own_metric import Metric, with_metric
 from marl_jax.study.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
 from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
 
-__all__ = ["any_right", "by_role", "outcomes", "summary", "values"]
-
 
 def outcomes(table: Table, samples: int) -> np.ndarray:
     """Bool[problems, samples]: whether each episode's answer is right. The episodes come task by task.

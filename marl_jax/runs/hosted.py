@@ -33,8 +33,6 @@ from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.tasks.buffer import mixed
 
-__all__ = ["Hosted", "ResampleCounts", "resample", "tasks_of_step"]
-
 
 class Hosted:
     """The engines of a run, which play its evaluations on either road, and steps that are made on them."""

@@ -52,8 +52,6 @@ from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.threads import Workers, side_by_side
 
-__all__ = ["Compiled", "cpu_devices"]
-
 FORCED = "xla_force_host_platform_device_count"
 PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 

@@ -50,8 +50,6 @@ from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.tasks.buffer import learned
 from marl_jax.terminal.live import Live
 
-__all__ = ["evaluate", "save", "step", "train"]
-
 
 def train(
     config: RunConfig,

@@ -22,8 +22,6 @@ from marl_jax.learning.estimators.groups import GroupCounts
 from marl_jax.rewards.credit import own_work
 from marl_jax.table import Episode, Table
 
-__all__ = ["Clock", "branching", "form", "of_step"]
-
 
 class Clock:
     """Seconds by phase, from one line of `metrics.jsonl` to the next; a phase inside another is not counted in it."""

@@ -84,8 +84,6 @@ from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
-__all__ = ["check_foreseen", "folders_of", "open_runs"]
-
 FILES, OWN_FILES = 6, 64  # that each run keeps open, measured; and that a process has beside them
 SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 

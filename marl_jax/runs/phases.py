@@ -33,8 +33,6 @@ from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.state import State
 from marl_jax.table import Table
 
-__all__ = ["Phases", "checkpoint_of", "phase_digests"]
-
 
 class Phases:
     """The phases of one run; a configuration without phases is a single phase without changes."""

@@ -14,8 +14,6 @@ from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.table import Table
 
-__all__ = ["record_evaluation", "record_step", "tool_log"]
-
 
 def record_step(
     folder: Path,

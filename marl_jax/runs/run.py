@@ -28,8 +28,6 @@ from marl_jax.table import Table
 from marl_jax.tasks import Task, TaskIterator
 from marl_jax.terminal.live import Live
 
-__all__ = ["Made", "Road", "Run"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:

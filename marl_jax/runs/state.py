@@ -9,8 +9,6 @@ from marl_jax.policies import Tree
 from marl_jax.tasks import Position
 from marl_jax.tasks.buffer import Entries, Entry
 
-__all__ = ["State"]
-
 
 @dataclasses.dataclass(frozen=True)
 class State:

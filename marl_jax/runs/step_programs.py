@@ -16,8 +16,6 @@ from marl_jax import compiled
 from marl_jax.compiled.learn import evidence
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["Layout", "take_step", "trace"]
-
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
 

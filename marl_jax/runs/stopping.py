@@ -15,8 +15,6 @@ from marl_jax import hosts
 from marl_jax.rollouts import Progress
 from marl_jax.threads import Workers
 
-__all__ = ["TOGETHER_S", "Stop", "Stopped"]
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TOGETHER_S = 0.25  # signals that come so soon after the first are the same request
 

@@ -17,8 +17,6 @@ from marl_jax.sampling.requests import Request, Said
 from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["NOWHERE", "Admission", "Feed", "Waiting", "Wave"]
-
 LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
 NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
 

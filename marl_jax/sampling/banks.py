@@ -26,8 +26,6 @@ from marl_jax.sampling.rungs import FREE
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.threads import Workers
 
-__all__ = ["Bank", "Rungs"]
-
 Rungs = tuple[Cache, ...]
 Decoded = tuple[Rungs, programs.Sampled]
 Decode = Callable[[Rungs, programs.Lanes], Decoded]

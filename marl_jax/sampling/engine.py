@@ -34,8 +34,6 @@ from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
 from marl_jax.stopwatch import Stopwatch
 
-__all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
-
 
 class NotFinite(UserError, FloatingPointError):
     """The logits of a model are not finite, so no token can be sampled."""

@@ -14,8 +14,6 @@ from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
 from marl_jax.sampling.shapes import Load, plan, round_down, round_up
 
-__all__ = ["generate"]
-
 MAX_CANDIDATES = 512
 
 

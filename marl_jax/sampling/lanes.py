@@ -12,8 +12,6 @@ from marl_jax.sampling.programs import Features, Lanes, Sampled
 from marl_jax.sampling.requests import Completion, Request, Said, noise_key
 from marl_jax.sampling.rungs import FREE
 
-__all__ = ["LaneTable"]
-
 
 class LaneTable:
     """`width` lanes with room for `room` sampled tokens each, all free."""

@@ -13,8 +13,6 @@ import chex
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Draw", "draw", "inverse_cdf", "kept_ids", "noise", "temper", "truncate"]
-
 
 class Draw(NamedTuple):
     """One sampled token per row."""

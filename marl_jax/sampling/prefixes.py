@@ -8,8 +8,6 @@ turn, then from one that requests wait for; among equals from the least recently
 import collections
 import dataclasses
 
-__all__ = ["Entry", "Owner", "Prefixes", "Tokens"]
-
 Tokens = tuple[int, ...]
 Owner = str | None  # the policy; None is the base
 Key = tuple[Owner, Tokens]

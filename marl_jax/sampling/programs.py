@@ -22,23 +22,6 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.own import as_static, called, own_function
 from marl_jax.sampling import methods
 
-__all__ = [
-    "Array",
-    "Features",
-    "Feeds",
-    "Lanes",
-    "Sampled",
-    "SamplerError",
-    "copy_rows",
-    "copy_rows_within",
-    "decode",
-    "grow",
-    "prefill",
-    "sample",
-    "swap_rows",
-    "take",
-]
-
 Array = Any  # of numpy on the host, of JAX inside a program
 
 

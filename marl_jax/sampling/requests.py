@@ -17,18 +17,6 @@ from marl_jax.fields import is_whole
 from marl_jax.models import ModelConfig
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = [
-    "Completion",
-    "Request",
-    "Said",
-    "check",
-    "check_range",
-    "check_whole",
-    "noise_key",
-    "noise_keys",
-    "token_ids",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Request:

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-__all__ = ["FREE", "Places", "Swap", "apportion", "best_lengths"]
-
 FREE = -1  # the need and the ticket of a free lane
 Swap = tuple[int, int]  # two lanes of neighbouring rungs that change places
 

@@ -24,23 +24,6 @@ from marl_jax.models.weight_table import num_parameters
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.rungs import apportion, best_lengths
 
-__all__ = [
-    "CPU",
-    "MAX_PROGRAMS",
-    "STABLE_WIDTH",
-    "EngineSettings",
-    "Load",
-    "Sizes",
-    "free_bytes",
-    "host_bytes",
-    "lane_bytes",
-    "memory_bytes",
-    "plan",
-    "prefix_bytes",
-    "round_down",
-    "round_up",
-]
-
 MAX_PROGRAMS = 12  # decode shapes per configuration
 RUNGS = 8  # of lanes; more of them pad less, and each makes every decode program longer
 # Below this many rows the matrix products of a CPU round differently, so a batch that thins out is never made

@@ -24,8 +24,6 @@ from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["common_shapes", "stable_shapes"]
-
 Shape = tuple[int, int]  # width and length
 _MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 

@@ -19,21 +19,6 @@ from marl_jax.alarms.monitors import WINDOW
 from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, once, trained
 
-__all__ = [
-    "CLIFF",
-    "TERMINAL",
-    "Course",
-    "course",
-    "drop_of",
-    "fell",
-    "form_lost",
-    "form_of",
-    "is_cliff",
-    "lacks",
-    "per_problem",
-    "why_none",
-]
-
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy
 GAIN_SHARE = 0.1  # of the gain, that a drop must come to at least
 FORM = ("readability", "truncation", "length")  # alarms that speak of the form of texts

@@ -14,8 +14,6 @@ import numpy as np
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import TOKENS, Cell, budget, difference, differing, measures
 
-__all__ = ["Pair", "alike", "by_seed", "machine_of", "paired_gaps", "pairs_of", "spent"]
-
 WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
 MOST = 12  # of pairs that differ in several things; more of them are not shown
 MADE = ("machine", "road", "jax", "code")  # what a run was made by, beside what it was asked for

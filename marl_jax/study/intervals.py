@@ -16,18 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-__all__ = [
-    "Interval",
-    "bootstrap",
-    "holm",
-    "over_runs",
-    "over_seeds",
-    "p_value",
-    "paired_bootstrap",
-    "pass_at_k",
-    "wilson",
-]
-
 Array = np.ndarray
 LEVEL = 0.95  # of every interval
 DRAWS, AT_ONCE = 10_000, 1000  # resamples of a bootstrap, and how many lie in memory at a time

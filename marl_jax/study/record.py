@@ -24,26 +24,6 @@ from marl_jax.alarms.watch import Watch, is_along, judge, watch_of
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.metrics import lacking, read_lines
 
-__all__ = [
-    "ODD",
-    "Record",
-    "Run",
-    "Series",
-    "amplifications",
-    "base",
-    "best",
-    "final",
-    "find_runs",
-    "gradient_norms",
-    "gradient_shares",
-    "held_out",
-    "lost_evaluations",
-    "once",
-    "read_run",
-    "sound",
-    "trained",
-]
-
 Record = Mapping[str, Any]
 ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
 LARGEST = 1 << 62  # of a number that a run writes

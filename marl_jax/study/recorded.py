@@ -19,8 +19,6 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.metrics import plain
 from marl_jax.study.record import Run
 
-__all__ = ["BUDGET", "LONGEST", "NAMES", "Recorded", "inert", "lost_by", "paths_of", "recorded", "shortened"]
-
 BUDGET = 10_000_000  # bytes of JSON as the page has it; of more files, every other one is left out
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
 TRAINING = "training"  # the kind of file that the page begins with

@@ -21,8 +21,6 @@ from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.study.record import ODD, Record, Run, find_runs, read_run, sound
 from marl_jax.user_cache import machine
 
-__all__ = ["SUFFIX", "Study", "collect", "compact", "read_result", "read_study"]
-
 SUFFIX = ".run.json"
 SCHEMA = 1
 STEPS = 40  # of the metrics, evenly spaced; the first and the last always

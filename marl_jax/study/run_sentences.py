@@ -11,18 +11,6 @@ from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
 from marl_jax.study.record import Run, base, best, lost_evaluations, trained
 from marl_jax.study.wording import gain, interval, percent, points
 
-__all__ = [
-    "alarms",
-    "breaks",
-    "in_words",
-    "key_numbers",
-    "lost",
-    "metric_of",
-    "no_alarm",
-    "status",
-    "warnings",
-]
-
 
 def status(run: Run) -> str:
     """How far it is."""

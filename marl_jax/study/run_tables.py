@@ -13,8 +13,6 @@ from marl_jax.study.record import Record, Run, base, best, final, held_out, trai
 from marl_jax.study.run_sentences import metric_of, warnings
 from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points, short_number
 
-__all__ = ["evaluations", "own_work", "runs_table", "tables", "what_it_was"]
-
 
 def tables(run: Run) -> list[Table]:
     """All that have a row."""

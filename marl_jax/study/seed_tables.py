@@ -12,8 +12,6 @@ from marl_jax.study.run_tables import runs_table
 from marl_jax.study.seeds import Cell, by_cell, difference, measures
 from marl_jax.study.wording import NONE, Table, points, share
 
-__all__ = ["contrasts", "in_terminal", "on_test", "on_val", "tables_of"]
-
 HOW = (
     "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
     "at random; of one seed over its problems alone. Intervals of two or three seeds are wide, and still somewhat too "

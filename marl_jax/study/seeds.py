@@ -21,20 +21,6 @@ from marl_jax.study.record import Run, base, held_out, once, trained
 from marl_jax.study.wording import NONE
 from marl_jax.workflows import BUILT_IN
 
-__all__ = [
-    "CALLS",
-    "TOKENS",
-    "Answers",
-    "Cell",
-    "budget",
-    "by_cell",
-    "difference",
-    "differing",
-    "essential",
-    "measures",
-    "uncounted",
-]
-
 # What makes no other run: names, and what changes no number or follows from the other settings.
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
 OF_ENGINE = ("kind", "max_prompt", "sampler")  # what of `engine` does make another run

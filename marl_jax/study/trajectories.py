@@ -21,8 +21,6 @@ from marl_jax.run_folder.folder import FolderError, outside
 from marl_jax.runs.loading.stored import path_of
 from marl_jax.study.recorded import NAMES, paths_of
 
-__all__ = ["export_trajectories", "trajectory"]
-
 NOTED = ("asked", "reward", "advantage")  # of each call
 
 

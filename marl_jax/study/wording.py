@@ -7,20 +7,6 @@ from marl_jax.study.intervals import Interval
 from marl_jax.study.record import Record
 from marl_jax.terminal.tables import aligned, printable
 
-__all__ = [
-    "NONE",
-    "Table",
-    "gain",
-    "in_one_line",
-    "interval",
-    "percent",
-    "plain",
-    "points",
-    "share",
-    "short_number",
-    "small",
-]
-
 NONE = "–"
 
 

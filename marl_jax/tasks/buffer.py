@@ -22,8 +22,6 @@ from marl_jax.fields import Whole
 from marl_jax.table import Table
 from marl_jax.task import Task
 
-__all__ = ["UNTRIED", "BufferConfig", "Entries", "Entry", "draw", "learned", "mixed"]
-
 UNTRIED = 0.25  # learnability of a task that no solver has tried: that of one solved half the time
 
 

@@ -33,8 +33,6 @@ from marl_jax.task import Task
 from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task_checks import mark
 
-__all__ = ["Download", "Rows", "TaskBuilder", "Tasks", "builder_class", "prepare", "read", "sizes"]
-
 if not hasattr(tree, "map_structure"):  # tensorflow_datasets fails at its first use
     raise DataError(f"'{tree.__file__}' hides the package 'tree' (dm-tree) that reads data sets: rename it")
 

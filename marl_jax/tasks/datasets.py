@@ -25,8 +25,6 @@ from marl_jax.tasks.task_checks import check_task
 if TYPE_CHECKING:
     from marl_jax.tasks.builders import Download, Rows, TaskBuilder, Tasks
 
-__all__ = ["NAMES", "SOURCES", "Source", "load"]
-
 BadRows = Literal["refuse", "skip"]
 _HUB = "https://huggingface.co/datasets/{}/resolve/main/{}"
 _RAW = "https://raw.githubusercontent.com/{}"

@@ -15,8 +15,6 @@ import numpy as np
 
 from marl_jax.task import Task
 
-__all__ = ["Position", "TaskIterator", "advance", "order", "put_off"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Position:

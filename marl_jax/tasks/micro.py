@@ -16,8 +16,6 @@ from marl_jax.task import Task
 from marl_jax.tasks import micro_code, micro_math
 from marl_jax.tasks.row_files import DataError
 
-__all__ = ["KINDS", "mistake", "solution", "split_of", "strategies", "stream", "take"]
-
 KINDS = {"micro_math": micro_math, "micro_code": micro_code}
 _SPLITS = ("test", "val", *["train"] * 8)
 

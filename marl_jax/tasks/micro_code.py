@@ -20,8 +20,6 @@ from typing import Any
 
 from marl_jax.task import Task
 
-__all__ = ["LEVELS", "STRATEGIES", "TESTS", "draw", "key", "mistake", "solution"]
-
 LEVELS = (1, 2, 3, 4, 5)
 STRATEGIES = ("steps", "expression")
 TESTS = 5  # hidden ones

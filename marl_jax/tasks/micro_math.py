@@ -13,8 +13,6 @@ from typing import Any
 
 from marl_jax.task import Task
 
-__all__ = ["LEVELS", "STRATEGIES", "draw", "key", "mistake", "solution"]
-
 LEVELS = (1, 2, 3, 4, 5)
 STRATEGIES = ("columns", "parts")
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
-__all__ = ["DataError", "Row", "RowError", "list_files", "named_split", "read_rows"]
-
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _FORMATS = (".parquet", (".jsonl", ".jsonl.gz"), ".json")  # in this order of preference
 _SPLITS = {  # the words for each

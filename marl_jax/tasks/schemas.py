@@ -12,25 +12,6 @@ from typing import Any
 from marl_jax.task import text_fault
 from marl_jax.tasks.row_files import Row, RowError
 
-__all__ = [
-    "Fields",
-    "aime",
-    "assertions",
-    "check_text",
-    "dapo_math",
-    "dapo_repeated",
-    "deepcoder",
-    "generic",
-    "gsm8k",
-    "humaneval",
-    "math500",
-    "mbpp",
-    "mbpp_split",
-    "optional_text",
-    "program_tests",
-    "text",
-]
-
 Fields = dict[str, Any]
 Test = Mapping[str, Any]
 

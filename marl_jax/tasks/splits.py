@@ -15,8 +15,6 @@ import numpy as np
 
 from marl_jax.tasks.row_files import DataError
 
-__all__ = ["assign", "carve", "held_out"]
-
 STUDY_SEED = 42
 Split = tuple[str, np.ndarray]  # (published split, row numbers from 0 in it)
 

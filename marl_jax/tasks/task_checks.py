@@ -12,8 +12,6 @@ from marl_jax.task import Family, Task
 from marl_jax.tasks.row_files import DataError, RowError
 from marl_jax.tasks.schemas import check_text
 
-__all__ = ["check_task", "check_tasks", "mark", "shared"]
-
 _WORDS = 12  # of a final answer that is no number
 _TOLD = 3  # broken tasks that a message names
 

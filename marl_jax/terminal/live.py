@@ -28,8 +28,6 @@ from marl_jax.planning.measured import quartile
 from marl_jax.rollouts.progress import Progress
 from marl_jax.terminal.tables import printable, share
 
-__all__ = ["Live"]
-
 BAR = 30
 REDRAW_S = 0.1  # on a terminal
 LINE_S = 10.0  # between plain lines of steps

@@ -19,8 +19,6 @@ from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.terminal.tables import aligned, filled
 from marl_jax.workflows import find
 
-__all__ = ["duration", "page", "plan_page", "too_many_adapters"]
-
 LABEL = 14
 
 

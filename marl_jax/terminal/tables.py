@@ -11,8 +11,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Record", "aligned", "filled", "printable", "share", "table"]
-
 Record = Mapping[str, Any]
 WIDTH, GAP = 80, 2  # of a terminal, and between columns
 

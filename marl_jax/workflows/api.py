@@ -20,25 +20,6 @@ from marl_jax.own import plain
 from marl_jax.table import KINDS
 from marl_jax.task import Task
 
-__all__ = [
-    "Call",
-    "Completion",
-    "Fork",
-    "Kind",
-    "Message",
-    "Script",
-    "Tool",
-    "ToolError",
-    "ToolTimeout",
-    "Workflow",
-    "judge",
-    "picker",
-    "planner",
-    "solver",
-    "team",
-    "workflow",
-]
-
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Reader = Callable[[str], str | None]
 

@@ -3,8 +3,6 @@
 from marl_jax.workflows.api import Call, solver, workflow
 from marl_jax.workflows.parse import majority
 
-__all__ = ["debate", "debate_in_arrays"]
-
 
 @workflow(roles={"debater": solver(slots="agents")}, counts=("agents", "rounds"))
 def debate(task, prompts, *, agents=3, rounds=2):

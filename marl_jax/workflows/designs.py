@@ -28,8 +28,6 @@ from marl_jax.fields import nearest
 from marl_jax.workflows.api import Call, Completion
 from marl_jax.workflows.parse import majority, pick, strategies, verdict
 
-__all__ = ["Design", "DesignError", "Rules", "canonical", "play", "read", "role_of"]
-
 Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first that fits counts
 Results = list[Completion]
 Draft = tuple[Completion, str]  # with the open name of the role that wrote it

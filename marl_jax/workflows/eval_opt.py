@@ -4,8 +4,6 @@ from marl_jax.table import VERDICTS
 from marl_jax.workflows.api import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
 
-__all__ = ["eval_opt", "eval_opt_in_arrays"]
-
 ROUNDS = {"math": 3, "code": 2}
 
 

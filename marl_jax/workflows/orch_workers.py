@@ -5,8 +5,6 @@ import functools
 from marl_jax.workflows.api import Call, planner, solver, team, workflow
 from marl_jax.workflows.parse import plan_of, strategies
 
-__all__ = ["orch_workers", "orch_workers_in_arrays"]
-
 
 @workflow(
     roles={"orchestrator": planner, "worker": solver(slots="workers"), "synthesizer": team},

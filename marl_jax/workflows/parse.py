@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from marl_jax.rewards.math.boxed import extract_boxed
 
-__all__ = ["STRATEGY", "majority", "pick", "plan_of", "strategies", "verdict", "whole"]
-
 STRATEGY = re.compile(r"^[ \t*#>-]*STRATEGY[ \t]*[0-9]+[ \t*]*:(.*)$", re.MULTILINE | re.IGNORECASE)
 
 

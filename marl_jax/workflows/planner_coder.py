@@ -3,8 +3,6 @@
 from marl_jax.workflows.api import Call, planner, solver, workflow
 from marl_jax.workflows.parse import whole
 
-__all__ = ["planner_coder", "planner_coder_in_arrays"]
-
 
 @workflow(roles={"planner": planner, "coder": solver}, families=("code",))
 def planner_coder(task, prompts):

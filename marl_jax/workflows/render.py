@@ -17,8 +17,6 @@ from typing import Any
 
 from marl_jax.workflows.api import Completion
 
-__all__ = ["Prompts", "RolePrompt", "fill", "load_prompts", "sections"]
-
 Messages = list[dict[str, str]]
 
 FOLDER = pathlib.Path(__file__).parent / "prompts"

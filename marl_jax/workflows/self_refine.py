@@ -4,8 +4,6 @@ from marl_jax.rewards.code import run_program
 from marl_jax.rewards.families import program
 from marl_jax.workflows.api import Call, Tool, ToolTimeout, solver, workflow
 
-__all__ = ["run_public_tests", "self_refine_with_tests"]
-
 TIME_LIMIT_S = 120.0  # of all public tests together
 
 

@@ -3,8 +3,6 @@
 from marl_jax.workflows.api import Call, Completion, solver, workflow
 from marl_jax.workflows.parse import majority
 
-__all__ = ["single", "single_in_arrays", "single_matched", "single_matched_in_arrays", "single_token_matched"]
-
 
 @workflow(roles={"generator": solver}, groups={"study": ("task", "role")})
 def single(task, prompts):

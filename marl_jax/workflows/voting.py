@@ -5,8 +5,6 @@ import functools
 from marl_jax.workflows.api import Call, picker, solver, workflow
 from marl_jax.workflows.parse import pick
 
-__all__ = ["voting", "voting_in_arrays"]
-
 
 @workflow(
     roles={"generator": solver(slots="votes"), "aggregator": picker},

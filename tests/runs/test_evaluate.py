@@ -18,7 +18,7 @@ from stored_run import MODEL, SIZES, make_base, make_run, says
 from marl_jax.commands import evaluate as evaluation_of_runs
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.export import export
-from marl_jax.config.run_config import ConfigError
+from marl_jax.config.run_config import ConfigError, DataConfig
 from marl_jax.models import init, load_hf
 from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import read_episodes
@@ -181,6 +181,14 @@ def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path)
         evaluate(run, data_directory=str(tmp_path))
     with pytest.raises(ConfigError, match="'humaneval' is code"):
         evaluate(run, data="humaneval")
+
+
+def test_another_data_set_is_without_what_only_that_of_the_training_has():
+    drawn = DataConfig(train_size=64, test_size=16, levels=(1,), cache="there", problems=8)
+    of_files = evaluation_of_runs._data(drawn, "jsonl", "files")
+    assert of_files == DataConfig(name="jsonl", directory="files", cache="there", problems=8)
+    assert evaluation_of_runs._data(drawn, "micro_math", None) == drawn
+    assert evaluation_of_runs._data(drawn, "own:problems", None).cache is None
 
 
 def test_an_evaluation_that_is_refused_leaves_the_file_of_another_alone(run, tmp_path, monkeypatch):

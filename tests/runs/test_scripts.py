@@ -203,6 +203,14 @@ def test_what_jax_says_of_a_device_is_shown_with_a_way_out(tmp_path, monkeypatch
     assert script.run("experiments.train", config, f"--workdir={tmp_path}") == cli.FAILED
     first, second = capsys.readouterr().err.splitlines()
     assert first == said and advice in second
+
+    def lacks_a_plugin(*_, **__):
+        exec(compile("assert None", "jax/_src/xla_bridge.py", "exec"))
+
+    monkeypatch.setattr(command, "train_and_report", lacks_a_plugin)
+    assert script.run("experiments.train", config, f"--workdir={tmp_path}") == cli.FAILED
+    assert capsys.readouterr().err.startswith("JAX_PLATFORMS: JAX finds no device to use")
+    monkeypatch.setattr(command, "train_and_report", fails)
     said = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match=said):  # an error of another kind keeps its trace
         script.run("experiments.train", config, f"--workdir={tmp_path}")

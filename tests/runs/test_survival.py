@@ -272,6 +272,14 @@ def test_a_run_goes_on_without_the_lines_it_lost_if_told_to(base, whole, tmp_pat
     (copy / "metrics.jsonl").unlink()
     assert loop.train(tiny_config(base), copy, accept_changes=True, live=quiet()) == 8
     assert weights(copy) == weights(whole)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
+    for place in (copy / "checkpoints").glob("[0-9]*"):
+        (place / "seal.json").unlink()
+    with pytest.raises(
+        CheckpointError
+    ) as refused:  # damaged ones cannot be gone on from, whatever is accepted
+        run(base, copy)
+    assert "--accept_changes" not in str(refused.value)
 
 
 def test_an_accepted_change_that_the_checkpoint_does_not_fit_leaves_the_run_as_it_was(base, whole, tmp_path):

@@ -17,8 +17,6 @@ import numpy as np
 
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["all_cosines", "describe", "gram_matrix", "layer_norms", "role_matrix"]
-
 
 def gram_matrix(parts: Tree) -> jax.Array:
     """[K, K] inner products of K gradients stacked on the leading axis of every leaf, summed in float32."""

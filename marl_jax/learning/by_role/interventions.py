@@ -22,19 +22,6 @@ from marl_jax import fields
 from marl_jax.fields import Count, Positive
 from marl_jax.models.weight_table import Tree
 
-__all__ = [
-    "Array",
-    "InterventionConfig",
-    "Mixing",
-    "PerRole",
-    "balance",
-    "clip",
-    "coefficients",
-    "damp",
-    "left",
-    "project_conflicts",
-]
-
 Array = jax.Array | np.ndarray
 Coefficient = Annotated[float, Ge(0), Le(float(np.finfo(np.float32).max))]
 

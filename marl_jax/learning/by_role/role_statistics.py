@@ -9,8 +9,6 @@ import numpy as np
 from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags, kl_estimate
 from marl_jax.table import Table
 
-__all__ = ["Evidence", "form_drift", "role_statistics", "row_statistics"]
-
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 

@@ -12,16 +12,6 @@ from marl_jax.learning.by_role.role_statistics import Evidence, role_statistics,
 from marl_jax.learning.losses import Loss, LossConfig, Mean
 from marl_jax.table import Table
 
-__all__ = [
-    "Report",
-    "gap_warnings",
-    "gradient_report",
-    "loss_warnings",
-    "policy_report",
-    "role_reports",
-    "skip_warnings",
-]
-
 Unit = Any  # a role, or (role, slot)
 
 

@@ -22,19 +22,6 @@ from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, pre
 from marl_jax.own import called, is_own, own_function
 from marl_jax.table import dense
 
-__all__ = [
-    "ESTIMATORS",
-    "Estimator",
-    "EstimatorError",
-    "Over",
-    "Singleton",
-    "Std",
-    "agent_advantages",
-    "check_estimator",
-    "group_advantages",
-    "overlong_penalty",
-]
-
 Estimator = str  # one of ESTIMATORS, or a user's as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 Std = Literal["unbiased", "biased"]

@@ -20,22 +20,6 @@ import numpy as np
 from marl_jax.errors import UserError
 from marl_jax.table import dense
 
-__all__ = [
-    "FIELDS",
-    "PRESETS",
-    "GroupCounts",
-    "Groups",
-    "RewardError",
-    "as_rewards",
-    "count_groups",
-    "group_ids",
-    "group_key",
-    "informative",
-    "is_attribute",
-    "keys_of",
-    "precision",
-]
-
 FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
 OWNERS = ("task.", "call.")  # of attributes
 LARGEST = 1e18  # reward: the sum of squares of a group is still a float32

@@ -41,18 +41,6 @@ class RowsError(UserError, ValueError):
     """A user's function of `advantages.rows` raised, or did not return such columns."""
 
 
-__all__ = [
-    "ROW_COLUMNS",
-    "AdvantageConfig",
-    "GroupError",
-    "Presets",
-    "RowsError",
-    "advantages_of",
-    "group_column",
-    "key_of",
-    "with_advantages",
-]
-
 ROW_COLUMNS = (
     "weight",
     "clip_low",

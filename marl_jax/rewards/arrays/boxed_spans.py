@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.rewards.math.boxed import MAX_BOXES
 
-__all__ = ["Span", "answer_span", "is_blank", "is_digit", "is_letter", "is_word", "strip"]
-
 Span = tuple[jax.Array, jax.Array]
 _BLANKS_AFTER = 16  # at most so many between the command and its argument
 

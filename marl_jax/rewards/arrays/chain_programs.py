@@ -28,8 +28,6 @@ from marl_jax.rewards.arrays.integer_answers import Verdict
 from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.task import Task
 
-__all__ = ["Tests", "grade_program", "pack_tests", "program_span"]
-
 ITEMS = 8  # longest list of a test
 _DIGITS = 9
 _HEADER = "def f(x):\n"

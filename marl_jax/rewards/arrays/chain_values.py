@@ -8,8 +8,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-__all__ = ["LARGEST", "OPERATIONS", "Value", "apply", "same"]
-
 LARGEST = 2**30
 _ON_NUMBERS = ("add", "subtract", "times", "modulo", "floor", "least", "most", "negate", "square", "absolute")
 _REDUCE = ("sum", "count", "largest", "smallest")

@@ -12,8 +12,6 @@ from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
 from marl_jax.rewards.arrays.texts import among, following, place_before
 
-__all__ = ["ALPHABET", "BLANK", "clean", "compact", "unwrap"]
-
 ALPHABET = b"0123456789+-*/.,;:=(){}x$ \t\n"
 BLANK = 32
 

@@ -12,20 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = [
-    "PRIMES",
-    "Fraction",
-    "add",
-    "choose",
-    "constant",
-    "divide",
-    "equal",
-    "integer",
-    "is_zero",
-    "multiply",
-    "signed",
-]
-
 PRIMES = np.array([65521, 65519, 65497, 65479], np.uint32)
 
 

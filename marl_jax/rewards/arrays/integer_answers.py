@@ -28,8 +28,6 @@ from marl_jax.rewards.arrays.clean_texts import BLANK, clean, compact, unwrap
 from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
 from marl_jax.rewards.arrays.texts import among
 
-__all__ = ["Verdict", "grade_answer"]
-
 _DEPTH = 8  # of brackets that the scan keeps
 _LABEL = 40  # characters of the longest label
 _LETTERS = 4  # the longest run of x that is a product; a longer one is a word

@@ -9,8 +9,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Text", "among", "following", "next_place", "part", "place_before", "starts"]
-
 
 @flax.struct.dataclass
 class Text:

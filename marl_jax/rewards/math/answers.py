@@ -18,8 +18,6 @@ from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
 from marl_jax.rewards.math.units import UNIT_LETTERS, has_words, measure
 
-__all__ = ["Node", "is_asked", "is_label", "read", "readings"]
-
 Node = tuple
 
 

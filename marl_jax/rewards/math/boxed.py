@@ -8,8 +8,6 @@ import operator
 import re
 from collections.abc import Iterator
 
-__all__ = ["extract_boxed"]
-
 MAX_ANSWER = 10_000  # characters; nothing longer is an answer
 MAX_BOXES = 64  # how many boxes are looked at, from the end
 

@@ -52,8 +52,6 @@ from marl_jax.rewards.math.spelling import choice, clean, squeeze
 from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import ungraded
 
-__all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
-
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
 _ROUNDED = re.compile(r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+\s*\$?\.?\s*")

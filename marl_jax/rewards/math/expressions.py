@@ -15,25 +15,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-__all__ = [
-    "EXACT_FUNCTIONS",
-    "FLOAT_FUNCTIONS",
-    "POINTS",
-    "NoValue",
-    "TooBig",
-    "Tree",
-    "Unreadable",
-    "Value",
-    "add",
-    "evaluate",
-    "is_rational",
-    "multiply",
-    "number",
-    "power",
-    "rename",
-    "variables",
-]
-
 Tree = tuple  # ("n", Fraction) | ("v", name) | ("c", "pi" | "e" | "i") | (operator, *trees) | ("f", name, *trees)
 Value = Fraction | complex
 

@@ -23,8 +23,6 @@ from marl_jax.rewards.math.expressions import (
     power,
 )
 
-__all__ = ["MAX_DEPTH", "parse"]
-
 MAX_DEPTH = 40
 
 

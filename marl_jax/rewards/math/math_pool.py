@@ -25,8 +25,6 @@ from marl_jax import user_cache
 from marl_jax.rewards.math.expressions import Tree
 from marl_jax.threads import Workers
 
-__all__ = ["LATE_LIMIT_S", "Verdict", "WorkerDied", "ask", "close", "equal", "start"]
-
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
 AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
 MAX_WORKERS = 4

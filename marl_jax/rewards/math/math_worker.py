@@ -18,8 +18,6 @@ import signal
 import sys
 from typing import Any
 
-__all__ = ["equal", "main"]
-
 MEMORY_LIMIT = 1 << 30
 DIGITS = (
     50  # two constants that agree to so many digits, and twice those that they are written with, are equal

@@ -15,8 +15,6 @@ from fractions import Fraction
 
 from marl_jax.rewards.math.expressions import NoValue, TooBig, Tree, evaluate, variables
 
-__all__ = ["Node", "combine"]
-
 Node = tuple  # as in `answers`
 
 _OPERATIONS = {"\\cup": operator.or_, "\\cap": operator.and_, "\\setminus": operator.sub}

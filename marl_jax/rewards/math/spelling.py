@@ -8,8 +8,6 @@ import unicodedata
 
 from marl_jax.rewards.math.units import UNIT_LETTERS
 
-__all__ = ["choice", "clean", "squeeze"]
-
 
 def clean(text: str) -> str:
     """The answer without delimiters, styling, and variants of spelling."""

@@ -8,8 +8,6 @@ Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the who
 
 import re
 
-__all__ = ["UNIT_LETTERS", "agree", "has_words", "measure"]
-
 
 def measure(text: str) -> tuple[str, str, int]:
     """The text before the unit, the unit's name ("" for none), and the factor of a number word."""

@@ -22,8 +22,6 @@ from typing import Any
 import plain
 import remote
 
-__all__ = ["run"]
-
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500

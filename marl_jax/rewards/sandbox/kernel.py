@@ -16,17 +16,6 @@ from collections.abc import Iterator
 
 import seccomp
 
-__all__ = [
-    "confine_files",
-    "die_with_parent",
-    "discard",
-    "drop_privileges",
-    "isolate_zygote",
-    "limit",
-    "renew",
-    "spare_id",
-]
-
 NOBODY = 1_900_000_000  # an id that owns nothing; root becomes it before anything untrusted runs
 INSIDE = 1000  # the id a program sees
 BOX = "/box"

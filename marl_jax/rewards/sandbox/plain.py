@@ -9,8 +9,6 @@ JSON's own types are written as they are; the rest is an object of one key: `{"t
 import json
 from typing import Any
 
-__all__ = ["NotPlain", "dumps", "loads", "pack", "unpack"]
-
 MAX_DEPTH = 100
 _WIDE = 1 << 63
 _AS_THEY_ARE = {str, bool, type(None)}

@@ -24,8 +24,6 @@ from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLo
 from marl_jax.rewards.warn import warn
 from marl_jax.threads import Workers
 
-__all__ = ["Pool", "Seat", "default_pool"]
-
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
 

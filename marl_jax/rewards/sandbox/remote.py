@@ -23,8 +23,6 @@ from typing import Any
 
 import plain
 
-__all__ = ["Link", "Remote", "Table", "described", "identified"]
-
 _CLASS_NAME = re.compile(r"_?[A-Z][A-Za-z0-9]*")
 _PLAIN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, set)
 _PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}

@@ -11,8 +11,6 @@ import platform
 import struct
 import sys
 
-__all__ = ["install", "program", "supported"]
-
 # name, number on x86_64, number on aarch64 ("-": does not exist there)
 _ALLOWED = """
 read 0 63;write 1 64;readv 19 65;writev 20 66;pread64 17 67;pwrite64 18 68;preadv 295 69;pwritev 296 70

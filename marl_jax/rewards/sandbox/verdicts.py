@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-__all__ = ["Verdict", "Verdicts", "done"]
-
 _MOST = 1 << 16
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from marl_jax.errors import UserError
 from marl_jax.rewards.sandbox import zygote
 
-__all__ = ["Ended", "Limits", "Process", "SandboxUnavailable", "Zygote", "ZygoteLost", "first_frame"]
-
 _START_S = 30.0  # a zygote that is silent for this long has failed to start
 _GRACE_S = 10.0  # a zygote that is silent this long after a job's deadline is dead
 _NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # where some installations have libpython; wiped before programs run

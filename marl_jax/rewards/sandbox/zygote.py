@@ -26,8 +26,6 @@ import tempfile
 import time
 from types import ModuleType
 
-__all__ = ["READY", "REPLY", "REQUEST", "SET_UP", "main"]
-
 RUN, KILL = 1, 2
 REQUEST = struct.Struct("=BdQQ")  # RUN or KILL, wall-clock seconds, memory bytes, file bytes
 REPLY = struct.Struct("=iB")  # wait status, whether it ended in time

@@ -30,8 +30,6 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.threads import Workers
 
-__all__ = ["Vllm"]
-
 RESTARTS = 3  # of a server started by the run, between two updates
 LOOK_S = 0.5  # a step without any answer ends after this, so that a run can be stopped
 PROBE, PROBE_TOKENS = "What is 12 + 7? Say it: 19.", 16

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 
-__all__ = ["main"]
-
 LOOK_S, GRACE_S = 0.2, 10.0
 
 

@@ -12,8 +12,6 @@ from marl_jax.rollouts.vllm.vllm_config import VllmConfig, urls_of
 from marl_jax.rollouts.vllm.weights import plain
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["Servers"]
-
 
 class Servers:
     """The engines of all policies. `options` are of `Vllm`; models, settings and tokenizers are by base."""

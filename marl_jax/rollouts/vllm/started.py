@@ -22,8 +22,6 @@ from marl_jax.rollouts.vllm.vllm_config import IN_FLIGHT, LOCAL, RANKS, VllmConf
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["Needed", "Started"]
-
 LOOK_S, HEALTH_S = 0.2, 5.0
 _ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
 _WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}

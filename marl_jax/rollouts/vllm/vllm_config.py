@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from marl_jax.fields import Positive
 
-__all__ = ["IN_FLIGHT", "LOCAL", "RANKS", "VllmConfig", "urls_of"]
-
 LOCAL = "127.0.0.1"
 IN_FLIGHT = 256  # requests that a server is sent at a time, by default
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next

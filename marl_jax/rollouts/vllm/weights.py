@@ -26,8 +26,6 @@ from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["STARTED", "Weights", "plain"]
-
 STARTED = "default"  # what vLLM calls the weights that it was started with
 
 

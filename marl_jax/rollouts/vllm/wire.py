@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, noise_key
 
-__all__ = ["ROUNDING", "Server"]
-
 NEVER = -9999.0  # in the place of minus infinity: no such token can be sampled
 ROUNDING = 1e-3  # far more than that of float32, in which vLLM computes log-probs of any model
 

@@ -40,20 +40,6 @@ from marl_jax.tasks.micro import KINDS
 from marl_jax.tasks.task_checks import check_tasks, shared
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
-__all__ = [
-    "Parts",
-    "PartsError",
-    "check_answers",
-    "digests",
-    "load_parts",
-    "load_tasks",
-    "make_mesh",
-    "model_configs",
-    "shared_problems",
-    "tokenizers_of",
-    "words",
-]
-
 
 class PartsError(UserError, ValueError):
     """A part that a configuration names is missing or does not fit; the text is one line."""

@@ -40,19 +40,6 @@ from marl_jax.tasks import DataError, Task
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
 
-__all__ = [
-    "EVALUATION_NOISE",
-    "Named",
-    "check_problems",
-    "load_named",
-    "make_service",
-    "planned_engine",
-    "player_of",
-    "settled_form",
-    "settled_shapes",
-    "start_graders",
-]
-
 BEGUN = 16  # problems that a workflow is tried on before anything is compiled
 EVALUATION_NOISE = 0  # every evaluation has this step's noise: checkpoints are compared on the same draws
 

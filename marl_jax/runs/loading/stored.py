@@ -26,19 +26,6 @@ from marl_jax.run_folder.checkpoints import Which, restore
 from marl_jax.run_folder.folder import FolderError, read_config
 from marl_jax.runs.loading.parts import Parts, PartsError
 
-__all__ = [
-    "Asked",
-    "Stored",
-    "check_unchanged",
-    "config_of",
-    "on_one_device",
-    "on_these_devices",
-    "path_of",
-    "policies_at",
-    "read_which",
-    "whole_weights",
-]
-
 Asked = Which | Literal["base"]
 NAMED = ("latest", "best", "base")
 

@@ -29,8 +29,6 @@ from marl_jax.runs.stopping import Stop
 from marl_jax.study.jobs import matrix
 from marl_jax.study.jobs.matrix import Job, Kind
 
-__all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"]
-
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
 AGAIN_S = 600.0  # that a scheduler may refuse a job which it took before, as where its controller restarts

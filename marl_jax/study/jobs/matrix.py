@@ -23,8 +23,6 @@ from marl_jax.run_folder.folder import FolderError, lock
 from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
-__all__ = ["Job", "Kind", "State", "check", "end_running", "in_cells", "make_jobs", "state", "work"]
-
 MOST_RUNS = 100_000  # of a matrix; each is looked at before the first begins
 Texts = Sequence[tuple[str, str | None]]
 

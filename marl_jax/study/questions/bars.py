@@ -8,8 +8,6 @@ from typing import NamedTuple
 from marl_jax.study.intervals import Interval
 from marl_jax.study.wording import Table
 
-__all__ = ["LEVEL", "NOT_RUN", "Bar", "Finding"]
-
 NOT_RUN = "Not run."
 LEVEL = 0.05  # of the chance that any of a question's tests is wrong where nothing differs
 

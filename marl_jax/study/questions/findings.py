@@ -22,19 +22,6 @@ from marl_jax.study.record import Run
 from marl_jax.study.seeds import CALLS, TOKENS, Cell, budget, by_cell
 from marl_jax.study.wording import NONE, Table, small
 
-__all__ = [
-    "AT_PEAK",
-    "BASE",
-    "SEEDS",
-    "Answered",
-    "Judged",
-    "Test",
-    "answers",
-    "judge",
-    "sharing_alone",
-    "told",
-]
-
 UNMATCHED = "not matched: "
 SEEDS = 3  # fewer make no claim: over two seeds that differ much, intervals hold the mean in 87% of the cases
 

@@ -19,8 +19,6 @@ from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, small
 
-__all__ = ["ABOVE", "amplification", "capture", "foretold", "growth"]
-
 ABOVE = "above an even share"  # the largest role of a cell
 MOST = 9999  # orders of a permutation test
 HELD_OUT = 1  # seeds of odd number test what those of even number chose

@@ -25,8 +25,6 @@ from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
 from marl_jax.workflows import BUILT_IN
 
-__all__ = ["agreement"]
-
 AGREES, PARTLY, DIFFERS, UNSURE = "agrees", "agrees in part", "does not agree", "cannot tell"
 
 HOW = (

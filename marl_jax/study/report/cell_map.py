@@ -10,8 +10,6 @@ from marl_jax.study.cliffs import course, is_cliff
 from marl_jax.study.record import Run, base, trained
 from marl_jax.study.seeds import by_cell
 
-__all__ = ["CellMap", "cell_map"]
-
 HOW = (
     "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, the fuller the larger, "
     "up to {:.1f} points, the largest here; ▼ is a cliff. Each number below leads to the run of a seed."

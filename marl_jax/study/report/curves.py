@@ -16,8 +16,6 @@ from marl_jax.study import record
 from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import by_cell
 
-__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels", "spread"]
-
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
 MOST = 8  # runs that have a line each on one axis

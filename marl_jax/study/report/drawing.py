@@ -23,8 +23,6 @@ from marl_jax.study.report.curves import Panel
 from marl_jax.study.wording import short_number
 from marl_jax.terminal.tables import printable
 
-__all__ = ["COLOURS", "bars", "draw", "images", "legend", "running_mean", "window"]
-
 # Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # where there are more roles than colours

@@ -28,8 +28,6 @@ from marl_jax.study.results import Study
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table, in_one_line
 
-__all__ = ["markdown", "write_findings"]
-
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
@@ -44,7 +42,7 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     known = [run for run in study.runs.values() if run.compact]
     if not known:
         raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
-    with path_errors(path):
+    with path_errors(path, f"give --findings a page with the marks '{BEGIN}' and '{END}'"):
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
@@ -61,7 +59,7 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     tables = said.tests, *long, _made(said.cells), _lacking(said.cells)
     runs += [markdown(table) for table in tables if table.rows]
     runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
-    with path_errors(path):
+    with path_errors(path, "choose another --findings"):
         made = "\n\n".join(parts)
         write_atomically(
             path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode(), shared=True

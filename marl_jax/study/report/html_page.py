@@ -34,8 +34,6 @@ from marl_jax.study.report.curves import Panel
 from marl_jax.study.results import Study
 from marl_jax.study.seeds import uncounted
 
-__all__ = ["write_overview", "write_report"]
-
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
 PAGE = Path(__file__).with_name("page")
 UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
