@@ -60,7 +60,7 @@ STEPS = 500
 def get_config(name: str) -> RunConfig:
     """The configuration of a cell such as voting-isolated-1.7b-math."""
     cell = parse_cell(name, SCALES)
-    roles = BUILT_IN[cell.workflow].roles
+    roles, longest = BUILT_IN[cell.workflow].roles, MAX_PROMPT[cell.task]
     share = policies.shared if cell.policy == "shared" else policies.isolated
     return RunConfig(
         cell=str(cell),
@@ -75,7 +75,7 @@ def get_config(name: str) -> RunConfig:
         ),
         data=DataConfig(cell.task, DATA[cell.task], problems=64),
         sampling=policies.SamplingSettings(max_new_tokens=MAX_NEW[cell.task], temperature=0.7),
-        engine=EngineConfig(max_prompt=MAX_PROMPT[cell.task][cell.workflow]),
+        engine=EngineConfig(max_prompt=longest.get(cell.workflow, max(longest.values()))),
         rollout=RolloutConfig(samples=8),
         learner=LearnerConfig(
             gap_tolerance=1.0,  # of the largest gap in bfloat16: 0.12 in 2,048 tokens of 12 random layers

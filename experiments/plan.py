@@ -2,6 +2,7 @@
 
 python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
     [--completion=mean:0.3,sigma:0.8 | --lengths=runs/mine] [--tokens_per_second=20000]
+    [--answers='{"evaluator": {"\\\\boxed{Correct}": 0.5}}']
 
 Without --compile nothing is compiled; no weights and no files of data are read. With --config.road=compiled, the
 step is traced, with its bases, and its arrays are counted.
@@ -29,14 +30,20 @@ flags.DEFINE_float(
     "count rollouts on an engine elsewhere, as vLLM, that samples so many tokens",
     0.0,
 )
+flags.DEFINE_string(
+    "answers",
+    "{}",
+    "verdicts and other answers that roles are assumed to give, with their probabilities, as JSON: "
+    '{"evaluator": {"\\\\boxed{Correct}": 0.5}}; without them no verdict ends an episode early',
+)
 flags.DEFINE_bool(
     "compile", False, "compile the programs for the device at hand and say what XLA counts of each"
 )
 
 
 def main(config: RunConfig, _: list[str]) -> None:
-    told = run_plan(config, FLAGS.completion, FLAGS.lengths, FLAGS.tokens_per_second, FLAGS.compile)
-    for text in told:
+    assumed = FLAGS.completion, FLAGS.lengths, FLAGS.tokens_per_second, FLAGS.answers
+    for text in run_plan(config, *assumed, compiles=FLAGS.compile):
         print(text)
 
 

@@ -1,5 +1,6 @@
 """The output of `plan`: the page over all kinds of devices, how many seeds fit, and XLA's account of memory."""
 
+import json
 import math
 from collections.abc import Iterator
 
@@ -12,9 +13,17 @@ from marl_jax.terminal.page import plan_page
 
 
 def run_plan(
-    config: RunConfig, completion: str, folder: str | None, tokens_per_second: float, compiles: bool
+    config: RunConfig,
+    completion: str,
+    folder: str | None,
+    tokens_per_second: float,
+    answers: str = "{}",
+    *,
+    compiles: bool = False,
 ) -> Iterator[str]:
-    """Text by text. The lengths of completions are `completion`, or those of the run in `folder`."""
+    """Text by text. The lengths of completions are `completion`, or those of the run in `folder`; `answers` are JSON:
+    {role: {text: probability}}.
+    """
     from marl_jax.planning.step_memory import in_one_program, seeds_that_fit
     from marl_jax.runs.in_arrays import cpu_devices
     from marl_jax.runs.opening import check_foreseen
@@ -28,8 +37,9 @@ def run_plan(
     if not math.isfinite(tokens_per_second):
         raise PlanError(f"--tokens_per_second is {tokens_per_second}; it must be a number, or 0 for none")
     usual = demand = demand_of(config)
-    if (lengths, tokens_per_second) != (SPREAD, 0.0):
-        demand = demand_of(config, lengths, tokens_per_second)
+    given = _answers(answers, config)
+    if (lengths, tokens_per_second, given) != (SPREAD, 0.0, {}):
+        demand = demand_of(config, lengths, tokens_per_second, answers=given)
     plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
     road = check_foreseen(config, plans[0])
     plans = [told(plan, config, models, demand) for plan in plans]
@@ -50,3 +60,19 @@ def run_plan(
         yield f"\n{account(config, models, usual)}"
         if road is not None:
             yield line_of("step", road.compiled(traced))
+
+
+def _answers(text: str, config: RunConfig) -> dict[str, dict[str, float]]:
+    form = """--answers='{"ROLE": {"TEXT": PROBABILITY}}'"""
+    try:
+        given = {
+            role: {str(said): float(p) for said, p in texts.items()}
+            for role, texts in json.loads(text).items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        raise PlanError(f"--answers is {text!r}: give {form}") from None
+    if unknown := [role for role in given if role not in config.roles]:
+        raise PlanError(
+            f"--answers names '{unknown[0]}', no role of the workflow; there is: {', '.join(config.roles)}"
+        )
+    return given

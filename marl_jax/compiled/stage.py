@@ -222,7 +222,7 @@ class Stage:
     def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
         cast, role, count = self.cast, lines[0].cue.role, len(lines)
         settings = cast.settings[role]
-        prompts, length, cut = self._prompts(lines, seats)
+        prompts, length, cut = self._prompts(seats)
         calls = [self._by_path([0 if cue is None else cue.call for cue in seat]) for seat in seats]
         made = jnp.stack([line.made for line in lines], axis=1).reshape(-1)
         noise = self._noise(jnp.stack(calls, axis=1)).reshape(-1, 2)
@@ -290,8 +290,8 @@ class Stage:
 
     # -- prompts
 
-    def _prompts(self, lines: list[Line], seats: list[list[Cue | None]]) -> Prompts:
-        """The prompts of some lines: one of a problem where they show nothing said, else of an episode or a call."""
+    def _prompts(self, seats: list[list[Cue | None]]) -> Prompts:
+        """Prompts of some lines: one for a problem where they show no completion, else one for an episode or a call."""
         wanted = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
         alike = len(set(wanted)) == 1
         some = [cue for seat in seats for cue in seat if cue is not None]

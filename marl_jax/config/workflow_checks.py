@@ -28,7 +28,7 @@ def refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
 
 
 def refused(check: Callable[..., Any], *args: Any) -> str | None:
-    """What this check has against it; None where nothing."""
+    """The error message that the check raises; None where it passes."""
     try:
         check(*args)
     except (ValueError, TypeError) as error:

@@ -273,7 +273,7 @@ class _Watch:
         return [line.decode() for line in lines]
 
     def _of_its_own(self, word: str) -> None:
-        """What its process says: here it is told on, or taken in."""
+        """Take a word of this process: process 0 acts on it, the others send it to process 0."""
         self._failing = self._failing or word == "failed"
         if self._index == 0:
             self._of(0, word)

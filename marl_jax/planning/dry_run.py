@@ -53,7 +53,7 @@ class Assumptions:
     def __post_init__(self) -> None:
         for role, texts in self.answers.items():
             if not (all(p >= 0 for p in texts.values()) and sum(texts.values()) <= 1 + 1e-9):
-                raise ValueError(
+                raise PlanError(
                     f"answers of '{role}' are {dict(texts)}: probabilities that add up to 1 at most"
                 )
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, get_args
 
 import jax.numpy as jnp
@@ -129,10 +130,10 @@ def demand_of(
     completion: Lengths | float = SPREAD,
     tokens_per_second: float = 0.0,
     *,
+    answers: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     problems: int = PROBLEMS,
-    **answers: dict[str, float],
 ) -> Demand:
-    """What the run asks of its engines. See `Assumptions`; `answers` are those that roles are assumed to give.
+    """What the run asks of its engines. See `Assumptions`.
 
     A number stands for completions that are all so long, as a share of max_new_tokens. So many of a step's problems
     are played; they stand for all.
@@ -187,7 +188,7 @@ def make_plan(
 
 
 def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
-    """The plan where calls are otherwise, in the lanes that the run has: it is not told of other lengths."""
+    """The plan for other lengths of calls, with the lanes that the run chose without them."""
     if demand.assumptions == plan.assumptions:
         return plan
     return make_plan(config, models, plan.device, demand, engine=None if plan.refusal else plan.shapes)

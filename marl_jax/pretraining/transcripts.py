@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
-from marl_jax.pretraining.roles import Skill, run_scripted, say
+from marl_jax.pretraining.roles import SCRIPTS, Skill, run_scripted, say
 from marl_jax.rewards import families
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
@@ -155,8 +155,11 @@ def histories(episode: Episode) -> list[History]:
 
 @functools.cache
 def flows(family: str) -> dict[str, Workflow]:
-    """The workflows of a family as they are played; eval_opt in both its forms."""
-    played = {flow.name: flow for flow in BUILT_IN.values() if family in flow.families}
+    """The workflows of a family as they are played, whose roles have scripts; eval_opt in both its forms."""
+    known = (
+        flow for flow in BUILT_IN.values() if family in flow.families and SCRIPTS.keys() >= set(flow.roles)
+    )
+    played = {flow.name: flow for flow in known}
     played["eval_opt shared"] = eval_opt.bind(shared=True)
     # Only first slots make rows, so one call is enough; programs written here need no sandbox.
     for flow in (single_matched, single_token_matched):

@@ -228,7 +228,7 @@ def shown(table: Table) -> tuple[Any, Any]:
 
 
 def _shown(table: Table) -> tuple[Any, Any, Any]:
-    """The same behind their rows, of a table without forks."""
+    """(rows, solved, right) as in `shown`, of a table without forks."""
     table.need(grade="rewards.grade")
     xp = namespace(table)
     if xp is np and table.bare_episodes:

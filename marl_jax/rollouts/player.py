@@ -67,7 +67,7 @@ class Player:
     max_failed: float | None = 1.0
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
     fresh: Callable[[], dict[str, Tree]] = dict  # what `start` gives
-    # From what this rollout came to, to that of all processes that play a share of it.
+    # Sums the progress of all processes that play a share of the rollout.
     of_all: Callable[[Progress], Progress] = lambda done: done
 
     def start(self) -> dict[str, Tree]:

@@ -97,7 +97,7 @@ def lock(path: Path) -> Iterator[str | None]:
 
 
 def check_held(folder: Path) -> None:
-    """Refuse to write on into a folder that was moved or removed since it was opened, or another one in its place."""
+    """Refuse to write where the folder was moved, removed or replaced since it was opened."""
     if (held := _held.get(folder / LOCK)) is None:
         return
     with contextlib.suppress(OSError):

@@ -312,7 +312,7 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
 def save(run: Run, state: State) -> None:
     """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
     complete = saved_steps(run.checkpoints.directory)
-    _check_replicas(run, state)
+    _check_replicas(state)
     if hosts.is_first():
         check_held(run.folder)
     run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
@@ -324,7 +324,7 @@ def save(run: Run, state: State) -> None:
             path.unlink(missing_ok=True)
 
 
-def _check_replicas(run: Run, state: State) -> None:
+def _check_replicas(state: State) -> None:
     """Refuse to save where the processes do not have one and the same weights, as on machines of several kinds."""
     if hosts.count() == 1:
         return

@@ -138,7 +138,7 @@ class Stop:
                 heard = _hear(reader, patience)
                 if self._heeded.is_set():
                     return
-                # A later signal, which the main thread has not heard, as it has not the first.
+                # A second signal while the main thread has handled neither.
                 if heard and not self.asked and time.monotonic() >= began + TOGETHER_S:
                     os._exit(128 + heard)
                 if heard is None:

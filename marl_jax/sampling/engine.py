@@ -347,7 +347,7 @@ class Engine:
     def _is_near_stop(self, table: LaneTable, lane: int, request: Request) -> bool:
         """Whether the text of the last dispatch has a stop string, by its end alone: whole texts take long to decode.
 
-        A character is four bytes at most and a token one at least. Whatever this overlooks, the end of the lane finds.
+        A character is four bytes at most and a token one at least. What this overlooks is found when the lane ends.
         """
         assert self._to_text is not None
         span = self.settings.steps + 4 * max(map(len, request.stop_strings)) + 8

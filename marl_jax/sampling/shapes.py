@@ -136,7 +136,7 @@ class EngineSettings:
     def prefill_rows(self, chunk: int) -> int:
         """The number of prompts that one prefill of this chunk length takes.
 
-        Always as many, padded: fewer rows could round differently, and a prompt must not know its company.
+        The number is fixed: fewer rows could round differently, and the bits of a prompt would depend on others.
         """
         return max(1, self.prefill_tokens // chunk)
 

@@ -48,7 +48,7 @@ def on_val(cells: Sequence[Cell]) -> Table:
 
 
 def on_test(cells: Sequence[Cell]) -> Table:
-    """What the cells came to on problems that nothing was chosen by."""
+    """Accuracy of the cells on test problems, by which nothing was chosen."""
     head = ("", "seeds", "base", "final", "final over base,\npoints")
     return Table("Cells on test problems", _rows(cells, ("test base", "test final")), head, HOW)
 

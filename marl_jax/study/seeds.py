@@ -135,7 +135,7 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
 
 
 def differing(one: Cell, other: Cell) -> tuple[str, ...]:
-    """The fields whose values differ, and where none does, what else a run depends on; but for its versions."""
+    """The fields whose values differ; if none does, the digests that differ, but for versions."""
     mine, its = map(_fields, (one, other))
     found = [path for path in dict.fromkeys([*mine, *its]) if mine.get(path) != its.get(path)]
     if not found:

@@ -9,6 +9,7 @@ import sys
 import pytest
 from plan_kit import fitting, of_all, plan_of
 
+from marl_jax.commands.run_plan import run_plan
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import Device
@@ -57,15 +58,23 @@ def test_the_calls_of_an_episode_are_the_most_that_it_makes():
 
 def test_verdicts_end_episodes_as_often_as_is_assumed():
     def rounds(share: float) -> float:
-        demand = demand_of(run, evaluator={"\\boxed{Correct}": share})
+        demand = demand_of(run, answers={"evaluator": {"\\boxed{Correct}": share}})
         return len(demand.asked) / 2 / (4 * run.rollout.samples)
 
     run = config("eval_opt-shared-xs-math", rollout__samples="64")
     assert rounds(1.0) == 1 and rounds(0.0) == 3
     assert rounds(0.5) == pytest.approx(1 + 0.5 + 0.25, abs=0.15)
-    plan = plan_of(run, ModelConfig.preset("xs"), HERE, demand_of(run, evaluator={"\\boxed{Correct}": 0.5}))
+    plan = plan_of(
+        run, ModelConfig.preset("xs"), HERE, demand_of(run, answers={"evaluator": {"\\boxed{Correct}": 0.5}})
+    )
     page = " ".join(plan_page(run, of_all(run, ModelConfig.preset("xs")), "here", [plan]).split())
     assert "verdicts are evaluator '\\boxed{Correct}' 50%" in page
+    given = """{"evaluator": {"\\\\boxed{Correct}": 0.5}}"""
+    first = next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, given))
+    assert "verdicts are evaluator '\\boxed{Correct}' 50%" in " ".join(first.split())
+    for wrong, why in (("[]", "give --answers="), ('{"judge": {"yes": 1}}', "names 'judge', no role")):
+        with pytest.raises(PlanError, match=why):
+            next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, wrong))
 
 
 def test_tuples_loops_and_random_branches_are_played_as_they_run(own):

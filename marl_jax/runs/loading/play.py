@@ -241,7 +241,7 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
 
 
 def _of_all(done: Progress) -> Progress:
-    """What all processes' shares of a rollout came to, as far as a rollout is judged by it."""
+    """The progress of all processes, summed: what a rollout is judged by."""
     parts = hosts.together(lambda: done)
     if len(parts) == 1:
         return done

@@ -168,7 +168,7 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
 def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
     """The listed cell of a name, which may be another one than the cell's: single-isolated-... is single-shared-...
 
-    A name whose configuration is that of no listed cell is none of them, whatever cell that configuration names.
+    A name whose configuration equals that of no listed cell matches none.
     """
     if name in names:
         return [name]

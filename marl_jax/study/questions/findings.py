@@ -174,7 +174,7 @@ def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
 
 
 def _control(pair: Pair) -> str:
-    """What the single agent of a pair is to its workflow, by what both spent; nothing where it spent otherwise."""
+    """How the single agent of a pair controls for its workflow: alone, equal calls, equal tokens; '' if it is none."""
     if pair.other.config["workflow"]["name"] == "single":
         return SINGLE
     both = {"calls": spent(pair.one, pair.other, CALLS), "tokens": spent(pair.one, pair.other, TOKENS)}
