@@ -32,7 +32,7 @@ from absl import app, flags
 from benchmarks.program_costs import count_loops, program_costs
 from marl_jax import compiled
 from marl_jax.config.run_config import load_config
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cells", ["voting-isolated-xs-math"], "cells of configs/micro.py")

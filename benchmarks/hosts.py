@@ -29,7 +29,7 @@ from marl_jax.planning.memory import count_units, sizes_of
 from marl_jax.planning.plan import demand_of, find_models
 from marl_jax.planning.workload import batches_of
 from marl_jax.policies import trained_policies
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("cell", "voting-isolated-xs-math", "of configs/micro.py")

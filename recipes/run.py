@@ -27,7 +27,7 @@ from marl_jax.rewards.own_metric import with_metric
 from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.metrics import plain, read_lines
+from marl_jax.run_folder.json_lines import plain, read_lines
 from marl_jax.runs import train
 from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
 from marl_jax.runs.loading.stored import policies_at

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marl_jax.commands.train import CELL, SMALLER
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600  # twice what is promised of a quiet machine

@@ -21,7 +21,7 @@ from examples import own_loop, own_problems, own_recipe
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rollouts import read_episodes
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs.loading import play
 from marl_jax.runs.loading.parts import load_tasks
 from marl_jax.task import Task

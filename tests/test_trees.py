@@ -28,7 +28,7 @@ from marl_jax.rewards.credit import (
 from marl_jax.rewards.grading import grade
 from marl_jax.rewards.leaves import LeavesError
 from marl_jax.runs.evaluation import outcomes, summary
-from marl_jax.runs.measures import branching
+from marl_jax.runs.step_metrics import branching
 from marl_jax.study.intervals import pass_at_k
 from marl_jax.table import Table
 from marl_jax.task import Task

@@ -32,7 +32,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, open_folder
-from marl_jax.run_folder.metrics import JsonLines, read_lines
+from marl_jax.run_folder.json_lines import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.loading.parts import Parts, load_tasks, shared_problems
 from marl_jax.runs.loading.play import (

@@ -19,7 +19,7 @@ from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import save_hf
 from marl_jax.models.hf import write_json
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.pretraining.measure import accuracy, play_held_out
+from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of

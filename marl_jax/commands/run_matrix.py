@@ -10,8 +10,8 @@ from marl_jax.config.run_config import ConfigError
 from marl_jax.errors import RunError, UserError
 from marl_jax.packaged import located
 from marl_jax.planning import devices
-from marl_jax.planning.measured import guess
 from marl_jax.planning.plan import Plan, PlanError, find_models, make_plan
+from marl_jax.planning.step_times import guess
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.opening import check_foreseen

@@ -21,7 +21,7 @@ from marl_jax.config.run_config import ConfigError
 from marl_jax.config.run_fields import not_installed
 from marl_jax.run_folder.files import append, disk_errors
 from marl_jax.run_folder.folder import path_errors
-from marl_jax.run_folder.metrics import plain
+from marl_jax.run_folder.json_lines import plain
 
 _START = 1  # status of a session log: TensorBoard drops values of earlier files from its step on
 _LARGEST = 3.4028234663852886e38  # of float32

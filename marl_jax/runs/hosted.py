@@ -25,10 +25,10 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
-from marl_jax.runs.measures import Clock
 from marl_jax.runs.recording import tool_log
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
+from marl_jax.runs.step_metrics import Clock
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.tasks.buffer import mixed

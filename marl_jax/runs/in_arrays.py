@@ -42,9 +42,9 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.hosted import Hosted, tasks_of_step
 from marl_jax.runs.loading.parts import Parts
-from marl_jax.runs.measures import Clock
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
+from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes

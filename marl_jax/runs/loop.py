@@ -37,8 +37,8 @@ from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import check_held
 from marl_jax.run_folder.folder import read as read_record
-from marl_jax.run_folder.metrics import lacking, plain, read_lines
-from marl_jax.runs import measures, recording
+from marl_jax.run_folder.json_lines import lacking, plain, read_lines
+from marl_jax.runs import recording, step_metrics
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.in_arrays import cpu_devices
@@ -107,7 +107,7 @@ def train(
         if states[0].step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
-        clock = measures.Clock()
+        clock = step_metrics.Clock()
 
         def keep(whole: bool = False) -> None:
             """Begin to save the states, if that has not been; `whole`: until they are saved."""
@@ -172,7 +172,7 @@ def _saved(runs: Sequence[Run]) -> None:
         hosts.together(run.checkpoints.wait)
 
 
-def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
+def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_metrics.Clock) -> list[State]:
     """One step of every run: all of it, from problems to policies that have learned from them."""
     clock.begin()
     at = runs[0].phases.at(states[0].step)
@@ -202,7 +202,7 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
         made.table if at.phase.source == "play" else made.table.take([])
     )  # others were counted when played
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
-    learner, form = made.learner, measures.form(made.table)
+    learner, form = made.learner, step_metrics.form(made.table)
     if made.failure:  # the next start counts anew
         learner = {name: own.replace(skipped=0) for name, own in learner.items()}
     after = dataclasses.replace(
@@ -216,7 +216,7 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
         form=form | state.form,
         failure=made.failure,
     )
-    values = measures.of_step(made.table, made.groups, made.counted, made.report, form, after.form)
+    values = step_metrics.of_step(made.table, made.groups, made.counted, made.report, form, after.form)
     return after, values | run.phases.about(at) | about_buffer
 
 

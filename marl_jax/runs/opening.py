@@ -28,9 +28,9 @@ from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
 from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
-from marl_jax.planning.measured import Pace
 from marl_jax.planning.memory import OF_SEEDS, Shapes
 from marl_jax.planning.plan import PlanError
+from marl_jax.planning.step_times import Pace
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
@@ -50,7 +50,7 @@ from marl_jax.run_folder.folder import (
     taken_back,
     versions,
 )
-from marl_jax.run_folder.metrics import JsonLines, Unwritten, read_lines, recorded
+from marl_jax.run_folder.json_lines import JsonLines, Unwritten, read_lines, recorded
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
@@ -74,10 +74,10 @@ from marl_jax.runs.loading.play import (
     settled_form,
     settled_shapes,
 )
-from marl_jax.runs.measures import Clock
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
+from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS

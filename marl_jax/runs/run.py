@@ -13,16 +13,16 @@ from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, Report
 from marl_jax.learning.estimators.groups import GroupCounts
-from marl_jax.planning.measured import Pace
+from marl_jax.planning.step_times import Pace
 from marl_jax.policies import Tree
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.boards import Board
 from marl_jax.run_folder.checkpoints import Checkpoints
-from marl_jax.run_folder.metrics import JsonLines
+from marl_jax.run_folder.json_lines import JsonLines
 from marl_jax.runs.loading.parts import Parts
-from marl_jax.runs.measures import Clock
 from marl_jax.runs.phases import Phases
 from marl_jax.runs.state import State
+from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.stopping import Stop
 from marl_jax.table import Table
 from marl_jax.tasks import Task, TaskIterator

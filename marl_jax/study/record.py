@@ -22,7 +22,7 @@ import numpy as np
 
 from marl_jax.alarms.watch import Watch, is_along, judge, watch_of
 from marl_jax.run_folder import folder
-from marl_jax.run_folder.metrics import lacking, read_lines
+from marl_jax.run_folder.json_lines import lacking, read_lines
 
 Record = Mapping[str, Any]
 ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes

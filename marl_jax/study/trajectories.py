@@ -19,7 +19,7 @@ from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, outside
 from marl_jax.runs.loading.stored import path_of
-from marl_jax.study.recorded import NAMES, paths_of
+from marl_jax.study.page_episodes import NAMES, paths_of
 
 NOTED = ("asked", "reward", "advantage")  # of each call
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from rich.cells import cell_len, set_cell_size
 
 from marl_jax.alarms.watch import Alarm
-from marl_jax.planning.measured import quartile
+from marl_jax.planning.step_times import quartile
 from marl_jax.rollouts.progress import Progress
 from marl_jax.terminal.tables import printable, share
 

@@ -11,9 +11,9 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
-from marl_jax.planning.measured import Guess, guess
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import Plan, show
+from marl_jax.planning.step_times import Guess, guess
 from marl_jax.policies import trained_policies
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.terminal.tables import aligned, filled

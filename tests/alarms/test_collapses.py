@@ -13,7 +13,7 @@ import pytest
 
 from marl_jax.alarms.monitors import MONITORS
 from marl_jax.alarms.watch import judge
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.study import run_sentences
 from marl_jax.study.record import Run
 

@@ -7,7 +7,7 @@ import pytest
 
 from marl_jax.alarms.monitors import MONITORS, History
 from marl_jax.alarms.watch import Watch, judge
-from marl_jax.run_folder.metrics import plain
+from marl_jax.run_folder.json_lines import plain
 
 FLAT = {
     "groups/judge/groups": 10,

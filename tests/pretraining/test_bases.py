@@ -12,7 +12,7 @@ from marl_jax.config.run_config import load_file
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
-from marl_jax.pretraining.measure import accuracy, play_held_out
+from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.workflows import eval_opt, orch_workers, single, voting
 

@@ -32,7 +32,7 @@ from marl_jax.rewards.credit import (
 from marl_jax.rewards.families import grade_answer
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.leaves import over_leaves
-from marl_jax.runs import measures
+from marl_jax.runs import step_metrics
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
@@ -352,7 +352,7 @@ def logged(credit, *episodes):
     """What the line of a step says of rewards."""
     nothing = Report({}, {}, {}, {}, ())
     table = with_rewards(graded(*episodes), credit)
-    line = measures.of_step(table, {}, {}, nothing, {}, {})
+    line = step_metrics.of_step(table, {}, {}, nothing, {}, {})
     return {name: value for name, value in line.items() if name.startswith(("reward/", "credit/"))}
 
 

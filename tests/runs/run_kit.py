@@ -15,7 +15,7 @@ from tiny_run import KINDS, tiny_config
 
 from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import differences
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.terminal.live import Live

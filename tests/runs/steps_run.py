@@ -17,8 +17,8 @@ from tiny_run import KINDS, tiny_config
 from marl_jax import hosts
 from marl_jax.config.run_config import MeshConfig
 from marl_jax.run_folder.checkpoints import restore, steps
-from marl_jax.runs.measures import Clock
 from marl_jax.runs.opening import open_runs
+from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.stopping import Stop
 
 COORDINATOR, PROCESS, HOSTS, BASE, WHOLE, WORKDIR, KIND, DATA, MODEL, OUT = sys.argv[1:]

@@ -14,7 +14,7 @@ from marl_jax.models import init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.divergence import Diverged, ways_out
 from marl_jax.sampling.engine import NotFinite

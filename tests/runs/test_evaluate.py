@@ -25,7 +25,7 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs.collected import Collected
 from marl_jax.runs.loading.parts import PartsError
 from marl_jax.study.report.html_page import write_report

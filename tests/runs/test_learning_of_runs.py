@@ -14,7 +14,7 @@ from marl_jax.learning import InterventionConfig, LossConfig
 from marl_jax.learning.by_role.interventions import Mixing
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.checkpoints import steps
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.divergence import Diverged
 from marl_jax.terminal.live import Live

@@ -107,7 +107,7 @@ class Killed(Exception):
 
 def die_in_step(monkeypatch, number):
     """The process ends in this step, after its update and before anything of it is kept."""
-    inner = loop.measures.of_step
+    inner = loop.step_metrics.of_step
     calls = iter(range(number))
 
     def of_step(*args):
@@ -115,7 +115,7 @@ def die_in_step(monkeypatch, number):
             raise Killed
         return inner(*args)
 
-    monkeypatch.setattr(loop.measures, "of_step", of_step)
+    monkeypatch.setattr(loop.step_metrics, "of_step", of_step)
 
 
 @pytest.fixture(scope="module")

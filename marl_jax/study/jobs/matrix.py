@@ -20,7 +20,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_co
 from marl_jax.fields import nearest
 from marl_jax.run_folder import checkpoints, folder
 from marl_jax.run_folder.folder import FolderError, lock
-from marl_jax.run_folder.metrics import read_lines, recorded
+from marl_jax.run_folder.json_lines import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
 MOST_RUNS = 100_000  # of a matrix; each is looked at before the first begins

@@ -23,12 +23,12 @@ from typing import Any
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
+from marl_jax.study.page_episodes import Recorded, inert, recorded
 from marl_jax.study.questions import findings, paper
 from marl_jax.study.questions.bars import NOT_RUN
 from marl_jax.study.record import ODD, Run
-from marl_jax.study.recorded import Recorded, inert, recorded
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
 from marl_jax.study.results import Study

@@ -11,7 +11,7 @@ import pytest
 
 from marl_jax.commands import run_matrix
 from marl_jax.config.run_config import ConfigError
-from marl_jax.run_folder.metrics import read_lines, recorded
+from marl_jax.run_folder.json_lines import read_lines, recorded
 from marl_jax.study.jobs import launchers, matrix
 from marl_jax.study.jobs.launchers import LauncherError, Work, launch
 from marl_jax.study.jobs.matrix import Kind, State, make_jobs

@@ -20,7 +20,7 @@ from marl_jax.run_folder.boards import TensorBoard, Tracker, numbers
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.files import DiskFull, append
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.run_folder.metrics import (
+from marl_jax.run_folder.json_lines import (
     JsonLines,
     read_lines,
     recorded,

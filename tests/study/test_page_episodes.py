@@ -10,8 +10,8 @@ import pytest
 from study_folders import RIGHT, WRONG, call, episode, table_of, write_lines, write_run
 
 from marl_jax.rollouts import ToolRecord, write_episodes
+from marl_jax.study.page_episodes import inert, lost_by, recorded
 from marl_jax.study.record import read_run
-from marl_jax.study.recorded import inert, lost_by, recorded
 from marl_jax.task import Task
 
 OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"

@@ -16,7 +16,7 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import Episode, read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.run_folder.metrics import plain
+from marl_jax.run_folder.json_lines import plain
 from marl_jax.study.record import Run
 
 BUDGET = 10_000_000  # bytes of JSON as the page has it; of more files, every other one is left out

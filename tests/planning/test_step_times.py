@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from marl_jax.config.run_config import load_config
-from marl_jax.planning import devices, measured
+from marl_jax.planning import devices, step_times
 from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.terminal.page import plan_page
 
@@ -28,7 +28,7 @@ def plan():
 
 
 def leave(config, plan, seconds):
-    pace = measured.Pace(config, plan)
+    pace = step_times.Pace(config, plan)
     for each in seconds:
         pace.step(each)
     pace.keep()
@@ -36,20 +36,20 @@ def leave(config, plan, seconds):
 
 def test_steps_of_the_cell_itself_count_but_for_the_first_and_the_slow_ones(plan):
     config = config_of()
-    assert measured.guess(config, plan) is None
+    assert step_times.guess(config, plan) is None
     leave(config, plan, [30.0, 2.0, 90.0, 2.5, 80.0, 2.25])
-    found = measured.guess(config, plan)
+    found = step_times.guess(config, plan)
     assert found.seconds == 2.25 and "5 steps" in found.how  # of 2, 2.25, 2.5, 80, 90
 
 
 def test_what_changes_no_step_changes_no_guess_and_what_does_is_another_cell(plan):
     leave(config_of(), plan, [9.0, 2.0, 2.0, 2.0])
     same = config_of(steps=7, seed=3, evaluation__every=5, checkpoints__every=1)
-    assert measured.guess(same, plan).seconds == 2.0
+    assert step_times.guess(same, plan).seconds == 2.0
     works = [
         dataclasses.replace(work, operations=3 * work.operations, moved=3 * work.moved) for work in plan.works
     ]
-    found = measured.guess(config_of(data__problems=192), dataclasses.replace(plan, works=tuple(works)))
+    found = step_times.guess(config_of(data__problems=192), dataclasses.replace(plan, works=tuple(works)))
     assert (
         found.seconds == pytest.approx(6.0) and "1 other cell" in found.how
     )  # three times as much is counted
@@ -57,17 +57,17 @@ def test_what_changes_no_step_changes_no_guess_and_what_does_is_another_cell(pla
 
 def test_too_few_steps_and_files_of_something_else_say_nothing(plan, tmp_path):
     leave(config_of(), plan, [9.0, 2.0, 2.0])
-    assert measured.guess(config_of(), plan) is None
+    assert step_times.guess(config_of(), plan) is None
     leave(config_of(), plan, [9.0, 2.0, 2.0, 2.0])
     (file,) = tmp_path.glob("measured/*/*.json")
     file.write_text('{"seconds": "soon"}')
-    assert measured.guess(config_of(), plan) is None
+    assert step_times.guess(config_of(), plan) is None
 
 
 def test_another_device_has_steps_of_its_own(plan):
     leave(config_of(), plan, [9.0, 2.0, 2.0, 2.0])
     elsewhere = dataclasses.replace(plan, device=dataclasses.replace(plan.device, name="H100"))
-    assert measured.guess(config_of(), elsewhere) is None
+    assert step_times.guess(config_of(), elsewhere) is None
 
 
 def test_the_pages_of_the_plan_say_what_was_measured(plan):
