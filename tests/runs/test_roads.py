@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import statistics
 
 import jax
 import numpy as np
@@ -310,8 +311,8 @@ def test_times_add_up_to_the_wall_clock(whole, alone):
         apart = ("time/step", "time/wall", "time/tokens_per_second")
         parts = [{key: line[key] for key in line if key.count("/") == 1 and "time/" in key} for line in lines]
         wall = sum(line["time/wall"] for line in parts)
-        # Other processes may hold the host for a moment of each step.
-        assert sum(line["time/other"] for line in parts) < 0.05 * (wall + len(lines))
+        # The median step, since other processes may hold the host for a moment of some.
+        assert statistics.median(line["time/other"] / line["time/wall"] for line in parts) < 0.05
         told = sum(value for line in parts for key, value in line.items() if key not in apart)
         assert told == pytest.approx(wall, rel=1e-6)
 
