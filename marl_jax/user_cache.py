@@ -1,7 +1,7 @@
 """The user's cache folder: files that can be made again and belong to no run.
 
 $MARL_JAX_CACHE, else $XDG_CACHE_HOME/marl_jax, else ~/.cache/marl_jax
-    prepared data sets    compiled/  (compile_cache)    measured/  (planning.measured)
+    prepared data sets    compiled/  (compile_cache)    measured/  (planning.step_times)
 """
 
 import contextlib

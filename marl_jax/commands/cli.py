@@ -196,10 +196,13 @@ def _call(
             raise
         print(f"{str(error).splitlines()[0]}\n{way_out}", file=sys.stderr)
         return FAILED
-    except AssertionError as error:  # how JAX says that a platform's plugin is not installed
+    except AssertionError as error:  # JAX_PLATFORMS=cuda where JAX sees no GPU of NVIDIA
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             raise
-        print(f"JAX_PLATFORMS: {OF_DEVICES['Unable to initialize backend']}", file=sys.stderr)
+        print(
+            "JAX_PLATFORMS names a device that is not here: JAX_PLATFORMS=cpu runs on the processor",
+            file=sys.stderr,
+        )
         return FAILED
 
 

@@ -21,6 +21,7 @@ import jax
 from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
+from marl_jax.config.config_checks import DRAWN, OF_FILES
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning.memory import Shapes, memories
@@ -187,13 +188,12 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
 
 
 def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
-    """The data of that name; of another data set than that of the training without what only the latter has."""
-    if name == trained_on.name:
-        return dataclasses.replace(trained_on, directory=directory)
-    data = DataConfig(trained_on.family, name, directory, problems=trained_on.problems)
+    """The settings of the training's data, but for those that a data set of this kind does not take."""
+    ignored = [*OF_FILES, *DRAWN, "seed", "cache", "val_size"] if is_own(name) else DRAWN
     if name in KINDS:
-        data = dataclasses.replace(data, levels=trained_on.levels)
-    return data if is_own(name) else dataclasses.replace(data, cache=trained_on.cache)
+        ignored = OF_FILES
+    fresh = {field: getattr(DataConfig, field) for field in ignored}
+    return dataclasses.replace(trained_on, **fresh | {"name": name, "directory": directory})  # type: ignore[arg-type]
 
 
 def _of_data(name: str) -> bool:

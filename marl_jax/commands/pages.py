@@ -102,7 +102,7 @@ def _described(thing: Any, name: str) -> Iterator[str]:
         own = [
             each
             for each, member in vars(thing).items()
-            if getattr(member, "__module__", "") == thing.__name__
+            if getattr(getattr(member, "fn", member), "__module__", "") == thing.__name__
         ]
         for each in getattr(thing, "__all__", [each for each in own if not each.startswith("_")]):
             member = getattr(thing, each)

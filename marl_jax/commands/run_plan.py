@@ -58,7 +58,9 @@ def run_plan(
         yield f"of {config.seeds} seeds fit: {', '.join(fitting)}"
     if compiles:
         yield f"\n{account(config, models, usual)}"
-        if road is not None:
+        if road is not None and config.mesh.model > 1:
+            yield "the compiled step is not among them: its trace has whole weights, and mesh.model cuts them"
+        elif road is not None:
             yield line_of("step", road.compiled(traced))
 
 

@@ -103,9 +103,8 @@ def check_settings(config: RunConfig) -> None:
         "rows of one's own (advantages.rows)": advantages.rows is not None,
         f"an objective of whole sequences (learner.loss.kind={learner.loss.kind})": learner.loss.kind
         in OBJECTIVES,
-        "cutting the weights of several seeds over devices (mesh.model)": config.mesh.model
-        > 1
-        < config.seeds,
+        "cutting the weights of several seeds over devices (mesh.model)": config.mesh.model > 1
+        and config.seeds > 1,
         "a run of several phases": bool(config.phases),
         "a buffer of tasks (data.buffer)": config.data.buffer.capacity > 0,
     }

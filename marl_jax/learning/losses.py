@@ -159,9 +159,11 @@ def policy_loss(
     chex.assert_rank([logp, old_logp, mask], 2)
     by_token = [x for x in (sampler_logp, ref_logp, entropy) if x is not None]
     chex.assert_equal_shape([logp, old_logp, mask, *map(jnp.asarray, by_token)])
-    if sequences is not None and not isinstance(sequences, jax.core.Tracer):
-        inside = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size)
-        require(inside.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each token")
+    if sequences is not None and not any(isinstance(x, jax.core.Tracer) for x in (sequences, mask)):
+        inside = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size) | (np.asarray(mask) == 0)
+        require(
+            inside.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token"
+        )
     mask = mask != 0
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)

@@ -51,17 +51,14 @@ class StepMemory:
         return max(0, (free - self.devices * self.scratch) // max(self.given + self.results, 1))
 
 
-def of_step(traced: core.ClosedJaxpr, devices: int, cut: int = 1) -> StepMemory:
-    """Of a traced step. One whose problems are shared by devices is counted as each of them has it.
-
-    Where weights are cut over so many, so are, nearly, the activations and gradients that XLA cuts along with them.
-    """
+def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
+    """Of a traced step with whole weights. One whose problems are shared by devices is counted as each has it."""
     program: Any = traced.jaxpr
     inner = [eqn.params["jaxpr"] for eqn in program.eqns if eqn.primitive.name == "shard_map"]
     program = inner[0] if inner else program
-    results = arrays_bytes(program.outvars) // cut
-    scratch = made_bytes(program) // cut - results
-    given = arrays_bytes(program.invars) // cut
+    results = arrays_bytes(program.outvars)
+    scratch = made_bytes(program) - results
+    given = arrays_bytes(program.invars)
     return StepMemory(given, results, max(0, scratch), devices, count_equations(program))
 
 
@@ -69,15 +66,20 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """The plan of the hosted road with the arrays of the step in place of the learner's; engines play evaluations.
 
     `step` is of one seed, traced for the devices at hand. Those of a CPU hold copies of the state beside the run's own.
+    Where accelerators cut weights, all arrays are counted as cut, which is nearly so.
     """
-    seeds, at_once = config.seeds, step.devices
+    seeds, at_once, cut = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
         at_once, made = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
-        copies = step.given * at_once if step.devices > 1 == config.mesh.model else 0
+        beside = (
+            at_once if config.mesh.model == 1 else at_once - 1
+        )  # weights that are cut lie on the mesh already
+        copies = step.given * beside if step.devices > 1 else 0
     else:
         at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
-        copies = 0
-    new = {memory.COPIES: copies, memory.RESULTS: step.results * made, memory.SCRATCH: step.scratch * at_once}
+        copies, cut = 0, config.mesh.model
+    results, scratch = step.results * made // cut, step.scratch * at_once // cut
+    new = {memory.COPIES: copies, memory.RESULTS: results, memory.SCRATCH: scratch}
 
     def taken(part: Part) -> int:
         if part.name == memory.PROGRAMS:

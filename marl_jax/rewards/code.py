@@ -65,15 +65,12 @@ def submit_program(
         raise TypeError(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
         )
-    for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
-        if value is None or isinstance(value, str) or not 0 < value <= 1e6:
-            raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
+    limits = _limits(time_limit_s, memory_limit_mb)
     prepared, known = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
-    limits = Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
     said = repr((source, known, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
         hashlib.sha256(said).digest(),
@@ -120,7 +117,7 @@ def compute(
     programs that draw numbers are not refused; those that read a clock are.
     """
     test = CallTest(function, _packed(1, "args", list(args)), "null")
-    limits, values = Limits(time_limit_s, int(memory_limit_mb * 2**20)), list[Any]()
+    limits, values = _limits(time_limit_s, memory_limit_mb), list[Any]()
 
     def once(seat: Seat) -> str | None:
         failure, answer = test.answer(source, limits, seat)
@@ -138,6 +135,13 @@ def compute(
     if first != second:
         return Computed(reason="two runs return different values")
     return Computed(values[0]) if known else odd
+
+
+def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:
+    for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
+        if value is None or isinstance(value, str) or not 0 < value <= 1e6:
+            raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
+    return Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":

@@ -89,7 +89,8 @@ class Compiled:
         if config.seeds == 1 and len(self.devices) > 1:
             mesh = self._mesh()
             shared = "data" if mesh.shape["data"] > 1 else None
-            # Loops in which devices exchange pieces along "model" take as many turns along "data", too.
+            # Inside of loops XLA exchanges pieces of weights that are cut, and waits there for all devices: unless all
+            # take as many turns, a run hangs.
             together = shared if config.mesh.model > 1 else None
             self._halves, self._layouts = make(data_axis=shared, seeds_axis=together), [Layout.over(mesh)]
         else:
@@ -107,7 +108,7 @@ class Compiled:
         where = f"{count} {self.devices[0].platform} device{'s' * (count > 1)}"
         data, model = self._config.mesh.data, self._config.mesh.model
         if model > 1:
-            return f"problems cut over {data} x weights over {model} {where.partition(' ')[2]}"
+            return f"{f'problems cut over {data} x ' * (data > 1)}weights cut over {model} {where.partition(' ')[2]}"
         if seeds == 1:
             return f"problems cut over {where}" if count > 1 else f"on {where}"
         return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
@@ -225,15 +226,16 @@ class Compiled:
         return None if whole else {"xla_backend_optimization_level": 1}
 
     def _count(self, traced: jax.stages.Traced) -> StepMemory:
-        """Devices of a CPU that cut weights hold them once together; an accelerator has its piece alone."""
-        cut, on_cpu = self._config.mesh.model, self.devices[0].platform == "cpu"
-        return of_step(traced.jaxpr, len(self.devices) // cut, 1 if on_cpu else cut)
+        return of_step(traced.jaxpr, len(self.devices) // self._config.mesh.model)
 
     def _needed(self, step: StepMemory) -> int:
         """Bytes; the state of one seed is there when its step is traced."""
         there = step.given if self._config.seeds == 1 else 0
-        apart = self.devices[0].platform != "cpu"  # each device has a memory of its own
-        return step.needed(self._config.seeds, together=apart) - there
+        apart = (
+            self.devices[0].platform != "cpu"
+        )  # each device has a memory of its own, with its pieces of weights
+        needed = step.needed(self._config.seeds, together=apart) - there
+        return needed // self._config.mesh.model if apart else needed
 
     def _check_memory(self, step: StepMemory) -> None:
         """Refuse programs that do not fit in memory; the message has the number of seeds that would fit."""
@@ -313,7 +315,7 @@ class Compiled:
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
-    """As many as the run was begun on; at first `mesh.data` of them, or of a CPU all that can share the work."""
+    """As many as the run was begun on; at first those of the mesh, or of a CPU all that can share the work."""
     there, cut = jax.local_devices(), config.mesh.model
     wanted = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
     if wanted is None:

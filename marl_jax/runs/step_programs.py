@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     """Where a step runs, and on what of its arguments."""
 
     devices: Sequence[jax.Device]
-    whole: Sharding  # of states and metrics
+    whole: Sharding  # of metrics and of states, but for weights that are cut
     cut: Sharding  # of problems and the table
     # A function of a state and so many other arguments, and the specs of its results, as it is laid out.
     lay: Callable[[Callable[..., Any], int, Any], Callable[..., Any]] = lambda function, *_: function
@@ -44,11 +44,12 @@ class Layout(NamedTuple):
                 function, mesh=mesh, in_specs=specs, out_specs=made, axis_names={"data"}, check_vma=False
             )
 
+        # Over an axis of one device `psum` does not compile beside one that is left to XLA, so none is mapped.
         devices, shared = mesh.devices.flatten().tolist(), mesh.shape["data"] > 1
         return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), *[lay] * shared)
 
     def place(self, state: Tree) -> Tree:
-        """The same on the devices: whole on each of them, but for what is laid over their mesh already."""
+        """A copy of every leaf on each device; those that lie on their mesh already stay as they are."""
 
         def placed(leaf: Any) -> Any:
             on = leaf.sharding if isinstance(leaf, jax.Array) else None
@@ -83,6 +84,7 @@ def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iter
             after, columns, metrics = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
             return (after.trees[policy], after.learner[policy]), evidence(columns), metrics
 
+        # New weights lie as the old ones did.
         own = jax.tree.map(lambda leaf: leaf.sharding, (given[0].trees[policy], given[0].learner[policy]))
         laid = layout.lay(learn, 1, (WHOLE, CUT, WHOLE))
         return jax.jit(laid, out_shardings=(own, cut, whole)).trace(given[0], leaves)

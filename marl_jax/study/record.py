@@ -1,7 +1,7 @@
 """The record of a run, read from its folder, finished or not: numbers by step, and evaluations.
 
     config.json ─┐
-    metrics.jsonl ┼─► Run ─► curves, tables        (episodes: see `recorded`)
+    metrics.jsonl ┼─► Run ─► curves, tables        (episodes: see `page_episodes`)
     eval.jsonl ──┘
 
 A null is a NaN in a series and never a zero. What was not recorded is empty, and whoever shows it says so.

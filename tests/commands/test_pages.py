@@ -44,6 +44,11 @@ def test_a_page_of_the_reference_is_filled(name):
         assert re.search(rf"^##+ (\S+\.)?{module.rpartition('.')[2]}\b", text, re.MULTILINE), module
 
 
+def test_a_module_shows_its_workflows_and_nothing_that_it_imports():
+    text = reference("workflows.self_refine")
+    assert "### self_refine_with_tests(" in text and "### Call" not in text
+
+
 @pytest.mark.parametrize("cls", [Call, Completion, CallRecord, Episode, Table], ids=lambda cls: cls.__name__)
 def test_every_field_says_what_it_is(cls):
     text = reference(f"{cls.__module__}.{cls.__name__}").replace("\n  ", " ")

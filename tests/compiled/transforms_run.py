@@ -99,7 +99,7 @@ def main():
         np.testing.assert_allclose(mine[0], theirs, rtol=1e-6, atol=1e-6)
     print("pmap agrees")
 
-    # Cut by XLA: the problems over `data`, every weight and its moments over `model` where it divides.
+    # Problems lie over `data`, weights and their moments over `model`; XLA cuts the work along `model`.
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     parts = shardings(PARTS.model, mesh)
     place = lambda tree, like: jax.device_put(tree, like)

@@ -358,6 +358,9 @@ def test_shapes_that_disagree_are_refused():
             policy_loss(**BATCH | {name: BATCH["logp"][:, 0]})
     with pytest.raises(ValueError, match="sequences must be numbers from 0 to"):
         policy_loss(**BATCH, sequences=np.full(BATCH["logp"].shape, -1))
+    rows = np.broadcast_to(np.arange(B)[:, None], BATCH["logp"].shape)
+    padded = policy_loss(**BATCH, sequences=np.where(BATCH["mask"], rows, -1))  # of masked tokens any
+    np.testing.assert_array_equal(padded.numerator, policy_loss(**BATCH, sequences=rows).numerator)
 
 
 def test_losses_in_64_bits_are_exact_in_them():

@@ -78,6 +78,20 @@ def test_compiling_is_planned_by_the_equations_of_the_step(cell, road):
     assert step.equations > 1000 and added == 1000 * EQUATION_BYTES
 
 
+def test_where_accelerators_cut_weights_the_step_is_counted_as_cut(cell, road):
+    step = dataclasses.replace(road.planned()[0], devices=2)
+    models = find_models(cell)[0]
+
+    def arrays(model, device):
+        one = dataclasses.replace(cell, mesh=MeshConfig(data=2, model=model))
+        parts = in_one_program(make_plan(one, models, device), one, step).parts
+        return {part.name: part.bytes for part in parts if "compiled step" in part.name}
+
+    one, other = arrays(1, KINDS[0]), arrays(2, KINDS[0])
+    assert len(one) == 2 and other == {name: size // 2 for name, size in one.items()}
+    assert arrays(1, HERE) == arrays(2, HERE)  # a host has one memory
+
+
 def test_seeds_in_turn_keep_their_states_and_share_working_memory(cell):
     step = StepMemory(given=10, results=20, scratch=100, devices=2)
     assert step.needed(4, together=False) == 4 * 30 + 2 * 100

@@ -185,10 +185,13 @@ def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path)
 
 def test_another_data_set_is_without_what_only_that_of_the_training_has():
     drawn = DataConfig(train_size=64, test_size=16, levels=(1,), cache="there", problems=8)
-    of_files = evaluation_of_runs._data(drawn, "jsonl", "files")
-    assert of_files == DataConfig(name="jsonl", directory="files", cache="there", problems=8)
+    files = DataConfig(name="jsonl", directory="files", levels=(1,), cache="there", problems=8)
+    assert evaluation_of_runs._data(drawn, "jsonl", "files") == files
     assert evaluation_of_runs._data(drawn, "micro_math", None) == drawn
     assert evaluation_of_runs._data(drawn, "own:problems", None).cache is None
+    skipping = dataclasses.replace(files, bad_rows="skip", val_size=5)
+    assert evaluation_of_runs._data(skipping, "math500", None).bad_rows == "skip"
+    assert evaluation_of_runs._data(skipping, "micro_math", None).bad_rows == "refuse"
 
 
 def test_an_evaluation_that_is_refused_leaves_the_file_of_another_alone(run, tmp_path, monkeypatch):

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 from run_kit import in_a_process, quiet, records, same, weights
-from tiny_run import KINDS, tiny_config
+from tiny_run import CUT, KINDS, tiny_config
 
 from marl_jax.compiled import NoArrayForm
+from marl_jax.config.run_config import MeshConfig
 from marl_jax.planning.plan import PlanError
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
@@ -115,18 +116,20 @@ FOUR = {"JAX_NUM_CPU_DEVICES": "4"}
 
 
 @pytest.mark.long
-def test_weights_that_are_cut_learn_as_whole_ones(base, alone, tmp_path):
-    """Problems are cut over two devices, and weights, each of these, over two more."""
-    status, said, _ = in_a_process(base, tmp_path / "run", "--kind=cut_in_arrays", **FOUR)
-    assert status == 0 and "problems cut over 2 x weights over 2 cpu devices" in said, said[-2000:]
-    mine, whole = (records(folder)[0][0] for folder in (tmp_path / "run", alone))
+@pytest.mark.parametrize("kind", CUT)
+def test_weights_that_are_cut_learn_as_whole_ones(base, tmp_path, kind):
+    """The process fails if they are whole before a step or behind it."""
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={kind}", **FOUR)
+    assert status == 0 and "weights cut over 2 cpu devices" in said, said[-2000:]
+    one = dataclasses.replace(CUT[kind](tiny_config(base)), mesh=MeshConfig())
+    loop.train(one, tmp_path / "whole", live=quiet())
+    folders = tmp_path / "run", tmp_path / "whole"
+    mine, whole = (records(folder)[0][0] for folder in folders)
     assert mine.keys() == whole.keys()
     for key, value in whole.items():
         if isinstance(value, float) and "padding" not in key:
             assert mine[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
-    first = [
-        read_episodes(folder / "episodes" / "step-000001.parquet") for folder in (tmp_path / "run", alone)
-    ]
+    first = [read_episodes(folder / "episodes" / "step-000001.parquet") for folder in folders]
     assert first[0].text == first[1].text
 
 

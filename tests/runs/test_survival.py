@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pace import slowness
 from run_kit import in_a_process, quiet, records, run, same, weights
-from tiny_run import KINDS, tiny_config
+from tiny_run import CUT, KINDS, tiny_config
 
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, steps
@@ -95,7 +95,7 @@ def test_a_stop_that_is_not_heeded_loses_no_step(base, whole, tmp_path, options,
 
 # Weights that are cut need four devices: test_roads.py kills that run.
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"cut_in_arrays"}))
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - CUT.keys()))
 def test_fifty_kills_change_nothing(base, tmp_path, kind):
     chance, deaths, runs = random.Random(f"kills of {kind}"), 0, 0
     assert in_a_process(base, tmp_path / "whole", f"--kind={kind}")[0] == 0

@@ -16,6 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+import jax
+
 from marl_jax import policies
 from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_config import (
@@ -238,11 +240,22 @@ def seeds_in_arrays(config):
 
 
 def cut_in_arrays(config):
+    """Problems are cut over two pairs of devices, and weights over the two of each pair."""
     return dataclasses.replace(in_arrays(config), mesh=MeshConfig(data=2, model=2))
 
 
+def cut_alone_in_arrays(config):
+    return dataclasses.replace(in_arrays(config), mesh=MeshConfig(model=2))
+
+
+def cut_bases_in_arrays(config):
+    """Below adapters, which are whole on every device."""
+    return cut_in_arrays(lora(config))
+
+
+CUT = {kind.__name__: kind for kind in (cut_in_arrays, cut_alone_in_arrays, cut_bases_in_arrays)}
 _RUN = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing)
-_CHANGED = (*_RUN, in_arrays, seeds_in_arrays, cut_in_arrays)
+_CHANGED = (*_RUN, in_arrays, seeds_in_arrays, *CUT.values())
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
@@ -265,6 +278,22 @@ def send_before(owner, name, number, visit, seconds, stuck):
     setattr(owner, name, call)
 
 
+def checks_cuts(take_step):
+    """The same, where weights and their moments are cut before it and behind it."""
+
+    def taken(programs, state, *given):
+        cut = lambda tree: any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(tree))
+        after = take_step(programs, state, *given)
+        (trees, learner), _, _ = after
+        if state.bases:
+            assert cut(state.bases)
+        else:
+            assert cut(state.trees) and cut(trees) and cut([own.optimiser for own in learner.values()])
+        return after
+
+    return taken
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("base")
@@ -278,7 +307,7 @@ def main():
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from marl_jax.learning import Learner
-    from marl_jax.runs import loop
+    from marl_jax.runs import in_arrays, loop
     from marl_jax.runs.loading import play
 
     places = {
@@ -290,6 +319,8 @@ def main():
     if asked.at:
         number = signal.Signals[asked.signal]
         send_before(*places[asked.at], number, asked.visit, asked.after, asked.stuck)
+    if asked.kind in CUT:
+        in_arrays.take_step = checks_cuts(in_arrays.take_step)
     loop.train(KINDS[asked.kind](tiny_config(asked.base)), asked.workdir, patience=2.0)
 
 
