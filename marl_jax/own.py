@@ -82,12 +82,12 @@ def _at_import(error: BaseException) -> str:
     return " ".join(say(error).split()) if isinstance(error, SyntaxError) else told(error)
 
 
-def plain(function: Any) -> Any:
+def without_partial(function: Any) -> Any:
     """The function whose code runs, behind `functools.partial`."""
-    return plain(function.func) if isinstance(function, functools.partial) else function
+    return without_partial(function.func) if isinstance(function, functools.partial) else function
 
 
 def home_of(function: Callable[..., Any]) -> str | None:
     """The file that a function is written in; None where it is unknown."""
-    code = getattr(inspect.unwrap(plain(function)), "__code__", None)
+    code = getattr(inspect.unwrap(without_partial(function)), "__code__", None)
     return None if code is None else code.co_filename

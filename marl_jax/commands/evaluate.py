@@ -21,7 +21,7 @@ import jax
 from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
-from marl_jax.config.config_checks import DRAWN, OF_FILES
+from marl_jax.config.config_checks import not_taken
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning.memory import Shapes, memories
@@ -57,7 +57,6 @@ from marl_jax.runs.loading.stored import (
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.table import Table
 from marl_jax.tasks import Task
-from marl_jax.tasks.micro import KINDS
 
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
@@ -189,10 +188,7 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
 
 def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
     """The settings of the training's data, but for those that a data set of this kind does not take."""
-    ignored = [*OF_FILES, *DRAWN, "seed", "cache", "val_size"] if is_own(name) else DRAWN
-    if name in KINDS:
-        ignored = OF_FILES
-    fresh = {field: getattr(DataConfig, field) for field in ignored}
+    fresh = {field: getattr(DataConfig, field) for field in not_taken(name)}
     return dataclasses.replace(trained_on, **fresh | {"name": name, "directory": directory})  # type: ignore[arg-type]
 
 

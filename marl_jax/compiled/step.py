@@ -83,7 +83,8 @@ def make_step(
     """The step of a configuration.
 
     `seeds_axis` names the axis of a `vmap` over seeds: a loop goes on while any seed needs it. `data_axis` names the
-    axis that problems are sharded over: gradients and counts are added up over it. The key is a key of `jax.random`, or
+    axis that problems are sharded over: gradients and counts are added up over it. Where XLA cuts the weights, both
+    name that axis, since its devices then wait for each other inside of loops. The key is a key of `jax.random`, or
     the words of `noise_words`, with which the tokens are those of the hosted road.
     """
     return make_halves(config, parts=parts, seeds_axis=seeds_axis, data_axis=data_axis).step

@@ -227,7 +227,7 @@ def _data(config: RunFields) -> Problems:
     data = config.data
     if is_own(data.name):
         yield from refusal("data.name", _data_function, data.name)
-        yield from _ignored(config, *OF_FILES, *DRAWN, "seed", "cache", "val_size")
+        yield from _ignored(config)
         return
     if data.name not in NAMES:
         known = f"; there is: {', '.join(NAMES)}; files are 'jsonl' with data.directory, or your own 'module:function'"
@@ -241,12 +241,9 @@ def _data(config: RunFields) -> Problems:
     family = data.name.removeprefix("micro_") if procedural else SOURCES[data.name].family
     if family not in (None, data.family):
         yield f"data.name '{data.name}' is {family}, data.family is {data.family}: choose one of a kind"
-    if not procedural:
-        if data.directory is None and not SOURCES[data.name].urls:
-            yield f"data.directory is none: '{data.name}' is read from files, give their directory"
-        yield from _ignored(config, *DRAWN)
-    else:
-        yield from _ignored(config, *OF_FILES)
+    if not procedural and data.directory is None and not SOURCES[data.name].urls:
+        yield f"data.directory is none: '{data.name}' is read from files, give their directory"
+    yield from _ignored(config)
     if data.val_size == 0 and config.evaluation.every:
         yield "data.val_size is 0, so there is nothing to evaluate on: set evaluation.every=0"
     if data.val_size and config.evaluation.every and config.evaluation.problems > data.val_size:
@@ -260,11 +257,18 @@ def _data_function(name: str) -> None:
         )
 
 
-def _ignored(config: RunFields, *names: str) -> Problems:
+def not_taken(name: str) -> tuple[str, ...]:
+    """The fields of `data` that a data set of this name has no use for."""
+    if is_own(name):
+        return (*OF_FILES, *DRAWN, "seed", "cache", "val_size")
+    return OF_FILES if name in KINDS else DRAWN
+
+
+def _ignored(config: RunFields) -> Problems:
     """Fields of the data that this kind of data set has no use for, where they are set."""
     kinds = {**dict.fromkeys(OF_FILES, "data read from files"), **dict.fromkeys(DRAWN, "procedural data")}
     defaults = {field.name: field.default for field in dataclasses.fields(config.data)}
-    for name in names:
+    for name in not_taken(config.data.name):
         if (value := getattr(config.data, name)) != defaults[name]:
             kind = kinds.get(name, "built-in data sets")
             yield f"data.{name} is {value!r}; it is for {kind}, and '{config.data.name}' is not: leave it out"

@@ -71,9 +71,8 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     seeds, at_once, cut = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
         at_once, made = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
-        beside = (
-            at_once if config.mesh.model == 1 else at_once - 1
-        )  # weights that are cut lie on the mesh already
+        # Weights that are cut lie on the mesh already.
+        beside = at_once if config.mesh.model == 1 else at_once - 1
         copies = step.given * beside if step.devices > 1 else 0
     else:
         at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)

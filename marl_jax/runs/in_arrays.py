@@ -231,9 +231,8 @@ class Compiled:
     def _needed(self, step: StepMemory) -> int:
         """Bytes; the state of one seed is there when its step is traced."""
         there = step.given if self._config.seeds == 1 else 0
-        apart = (
-            self.devices[0].platform != "cpu"
-        )  # each device has a memory of its own, with its pieces of weights
+        # Each accelerator has a memory of its own, with its pieces of weights.
+        apart = self.devices[0].platform != "cpu"
         needed = step.needed(self._config.seeds, together=apart) - there
         return needed // self._config.mesh.model if apart else needed
 

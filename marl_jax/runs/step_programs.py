@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from marl_jax import compiled
 from marl_jax.compiled.learn import evidence
-from marl_jax.models.weight_table import Tree
 
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
@@ -48,15 +47,16 @@ class Layout(NamedTuple):
         devices, shared = mesh.devices.flatten().tolist(), mesh.shape["data"] > 1
         return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), *[lay] * shared)
 
-    def place(self, state: Tree) -> Tree:
+    def place(self, state: Any) -> Any:
         """A copy of every leaf on each device; those that lie on their mesh already stay as they are."""
 
-        def placed(leaf: Any) -> Any:
-            on = leaf.sharding if isinstance(leaf, jax.Array) else None
-            cut = isinstance(on, NamedSharding) and on.mesh == getattr(self.whole, "mesh", None)
-            return leaf if cut else jax.device_put(leaf, self.whole)
+        def where(leaf: Any) -> Sharding:
+            on = getattr(leaf, "sharding", None)
+            if isinstance(on, NamedSharding) and on.mesh == getattr(self.whole, "mesh", None):
+                return on
+            return self.whole
 
-        return jax.tree.map(placed, state)
+        return jax.device_put(state, jax.tree.map(where, state))
 
     def step(self, step: compiled.Step) -> Callable[..., Any]:
         """The whole step as one function, whose returned state has only the parts that a step changes."""

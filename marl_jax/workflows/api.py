@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.fields import is_whole
-from marl_jax.own import plain
+from marl_jax.own import without_partial
 from marl_jax.table import KINDS
 from marl_jax.task import Task
 
@@ -211,7 +211,7 @@ class Workflow:
     @property
     def may_fork(self) -> bool:
         """Whether its module, or that of a generator that it uses, has `Fork`; it may yield none when it is played."""
-        return _may_fork(plain(self.fn), set())
+        return _may_fork(without_partial(self.fn), set())
 
     @property
     def answers(self) -> bool:
@@ -223,7 +223,9 @@ class Workflow:
             none = before.opname in ("LOAD_CONST", "LOAD_COMMON_CONSTANT") and before.argrepr == "None"
             return now.opname == "RETURN_VALUE" and (not none or now.is_jump_target)
 
-        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(plain(self.fn)))))
+        return any(
+            itertools.starmap(gives, itertools.pairwise(dis.get_instructions(without_partial(self.fn))))
+        )
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
         """How many calls of a role run side by side under these settings, by its declaration."""
@@ -294,7 +296,7 @@ def workflow(
             )
 
     def wrap(fn: Callable[..., Script]) -> Workflow:
-        title = str(name or getattr(plain(fn), "__name__", type(fn).__name__))
+        title = str(name or getattr(without_partial(fn), "__name__", type(fn).__name__))
         if not inspect.isgeneratorfunction(fn):
             raise ValueError(f"workflow '{title}' must be a generator function: yield its calls")
         signature = inspect.signature(fn)
@@ -330,7 +332,7 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
     if any(value is Fork for value in (*values, *function.__globals__.values())):  # type: ignore[attr-defined]
         return True
     seen.add(function)
-    inner = [plain(value.fn if isinstance(value, Workflow) else value) for value in values]
+    inner = [without_partial(value.fn if isinstance(value, Workflow) else value) for value in values]
     return any(_may_fork(one, seen) for one in inner if inspect.isgeneratorfunction(one) and one not in seen)
 
 

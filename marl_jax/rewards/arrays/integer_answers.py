@@ -175,10 +175,8 @@ def _read(text: jax.Array, state: _State) -> _State:
 
 
 def _follow_label(state: _State, char: jax.Array) -> _State:
-    classes, sign = jnp.asarray(list(_CLASSES), jnp.uint8), char == ord("-")
-    kind = jnp.min(
-        jnp.where(classes == jnp.where(sign, ord("+"), char), jnp.arange(len(_CLASSES)), len(_CLASSES))
-    )
+    classes, known = jnp.asarray(list(_CLASSES), jnp.uint8), jnp.where(char == ord("-"), ord("+"), char)
+    kind = jnp.min(jnp.where(classes == known, jnp.arange(len(_CLASSES)), len(_CLASSES)))
     ends = state.first & (char == ord("=")) & (state.depth == 0)
     moves = state.first & ~ends
     solid = moves & (char != BLANK)
