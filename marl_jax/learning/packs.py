@@ -34,14 +34,25 @@ class _Group:
     starts: tuple[int, ...] = ()  # of each row within the group, once placed
 
     def part(self, room: int) -> tuple["_Group", "_Group"]:
-        """The rows that fit into so many blocks, with their places, and all others."""
-        rows, sizes, at, i = list(self.rows), [-length for length in self.lengths], self.stem, 0
+        """The rows that fit into so many blocks, with their places, and all others.
+
+        Always the longest that adds no block to those that `seen` counts; where none does, the next block starts.
+        """
+        left = sorted(zip((-length for length in self.lengths), self.rows))
+        behind, most, at = blocks_of(self.stem), spanned(self.lengths[0]), self.stem
         placed: list[tuple[int, int, int]] = []
-        while (i := bisect.bisect_left(sizes, at - room * BLOCK, lo=i)) < len(rows):
-            start = _start(at, -sizes[i])
-            at = start - sizes[i]
-            placed.append((rows.pop(i), -sizes.pop(i), start))
-        rest = _Group(self.stem, tuple(rows), tuple(-size for size in sizes))
+        while left:
+            stop = min(room, max(behind, at // BLOCK) + most) * BLOCK
+            i = bisect.bisect_left(left, at - stop, key=lambda one: one[0])
+            if i < len(left):
+                size, row = left.pop(i)
+                placed.append((row, -size, at))
+                at -= size
+            elif at % BLOCK:
+                at = blocks_of(at) * BLOCK
+            else:
+                break
+        rest = _Group(self.stem, tuple(row for _, row in left), tuple(-size for size, _ in left))
         return _Group(self.stem, *zip(*placed)) if placed else _Group(self.stem, (), ()), rest
 
     @property
@@ -52,7 +63,7 @@ class _Group:
     @property
     def seen(self) -> int:
         """The most blocks that one of its tokens may see, wherever it lies."""
-        return blocks_of(self.stem) + blocks_of(self.lengths[0]) + 1
+        return blocks_of(self.stem) + spanned(self.lengths[0])
 
     @functools.cached_property
     def table(self) -> list[list[int]]:
@@ -119,17 +130,15 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
+def spanned(tokens: int) -> int:
+    """The most blocks that a row of so many tokens lies in, besides the last one of its prompt."""
+    return max(2, blocks_of(tokens))
+
+
 def common_blocks(need: int, config: BatchConfig) -> int:
     """Blocks of a pack of common size, for rows that need so many."""
     common = min(config.slice_tokens or config.token_budget, config.token_budget)
     return max(1, common // BLOCK, power_of_two(need))
-
-
-def _start(at: int, length: int) -> int:
-    """Where a row starts that may start at `at`: the next block if it is near and the row then spans fewer blocks."""
-    ahead = blocks_of(at) * BLOCK
-    lies = lambda start: blocks_of(start + length) - start // BLOCK
-    return ahead if ahead - at <= BLOCK // 8 and lies(ahead) < lies(at) else at
 
 
 def _groups(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Group]:
@@ -143,7 +152,7 @@ def _groups(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Grou
         if len(members) > 1:
             made.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
         else:
-            alone.setdefault(_octave(blocks_of(int(whole[members[0]])) + 1), []).extend(members)
+            alone.setdefault(_octave(spanned(int(whole[members[0]]))), []).extend(members)
     return made + [_sorted(members, whole, 0) for members in alone.values()]
 
 
@@ -189,7 +198,8 @@ def _packed(groups: Sequence[_Group], room: int) -> list[_Pack]:
             placed, rest = left[0][1].part(free)
             if placed.rows:
                 pack.append(placed)
-                left = sorted([sized(rest), *left[1:]], key=lambda one: -one[0])
+                left[:1] = [sized(rest)] if rest.rows else []
+                left.sort(key=lambda one: -one[0])
         packs.append(pack)
     return packs
 

@@ -55,6 +55,7 @@ def test_of_the_rows_of_the_benchmark_a_tenth_is_computed_in_vain(shortest, long
     batches = packs_of(rows, streams=2)
     assert sum(batch.size for batch in batches) <= 1.1 * live(rows)
     assert len({batch.shapes for batch in batches}) <= 2
+    assert {batch.arrays.table[0].shape[2] for batch in batches} == {4}  # two of the prompt, two of a row
 
 
 def test_what_is_left_of_a_pack_is_computed_in_quarters():
