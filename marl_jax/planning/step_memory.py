@@ -23,7 +23,7 @@ from marl_jax.planning.plan import Plan
 HOSTED = ("gradient", "optimiser")  # phases that this road does not have
 # Measured (tests/planning/test_peak.py): what a first start takes of a host to compile a step, which programs and
 # libraries then keep: so much, and so much for each equation of its trace. A start that reads kept programs takes less.
-COMPILER_BYTES, EQUATION_BYTES = 950 << 20, 93 << 10
+COMPILER_BYTES, EQUATION_BYTES = 900 << 20, 82 << 10
 ENGINES = (memory.LANES, memory.PROMPTS, memory.SAMPLING, memory.SERVED)
 
 
