@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.episodes import CallRecord, Episode, ToolRecord
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.pretraining.roles import SCRIPTS, Skill, run_scripted, say
 from marl_jax.rewards import families
 from marl_jax.rollouts.history import Chat
@@ -123,7 +123,7 @@ def play(
                 )
                 running.give_call(position, completion, families.parse, policy="script")
             else:
-                running.put(position, ToolRecord(item.name, *run_tool(item)))
+                running.put(position, run_tool(item))
     episode = running.episode()
     if episode.error:
         raise RuntimeError(f"a scripted episode of '{flow.name}' on '{task.id}' failed: {episode.error}")

@@ -18,19 +18,15 @@ TIMEOUT = "timeout"  # the error of a tool that had not ended in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 
 
-def _record(tool: Tool, after_call: int) -> ToolRecord:
-    return ToolRecord(tool.name, *run_tool(tool), after_call)
-
-
-def run_tool(tool: Tool) -> tuple[Any, str | None]:
-    """(result as JSON reads it back, error)."""
+def run_tool(tool: Tool, after_call: int = -1) -> ToolRecord:
+    """Its record: the result as JSON reads it back, or the error."""
     try:
         text = json.dumps(tool.fn(*tool.args))
         if len(text) > MAX_RESULT:
             raise ValueError(f"the result is {len(text)} bytes of JSON, of at most {MAX_RESULT}")
-        return json.loads(text), None
+        return ToolRecord(tool.name, json.loads(text), None, after_call)
     except BaseException as error:  # a SystemExit, too, must not end the thread silently
-        return None, say(error)
+        return ToolRecord(tool.name, None, say(error), after_call)
 
 
 class ToolLog:
@@ -113,7 +109,7 @@ class Errands:
         if known:
             job.set_result(known)
         else:
-            job = self.pool.submit(_record, tool, after, limit_s=tool.timeout_s)
+            job = self.pool.submit(run_tool, tool, after, limit_s=tool.timeout_s)
         late = ToolRecord(tool.name, None, TIMEOUT, after)
         self.errands.append(Errand(now + self.delay, seat, position, key, job, late))
 
