@@ -26,7 +26,7 @@ from typing import Any
 from marl_jax.errors import UserError
 from marl_jax.fields import nearest
 from marl_jax.workflows.api import Call, Completion
-from marl_jax.workflows.parse import majority, pick, strategies, verdict
+from marl_jax.workflows.parse import majority, pick, plan_of, verdict
 
 Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first that fits counts
 Results = list[Completion]
@@ -230,8 +230,7 @@ def _node(
     inner, speaker = design.parts[0], SERVANTS.get(design.name, "")
     if design.name == "plan":
         ask = prompts.orchestrator(question=question, limit=1)
-        read_plan = lambda text: "".join(strategies(text, 1)) or None
-        found = (yield [Call(speaker, ask, reads=shown, read=read_plan)])[0]
+        found = (yield [Call(speaker, ask, reads=shown, read=functools.partial(plan_of, limit=1))])[0]
         return (yield from one(inner, plan=found if found.answer else plan))
     if design.name == "route":
         ask = prompts.aggregator(question=question, candidates=list(map(str, design.parts)))
