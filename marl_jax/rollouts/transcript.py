@@ -58,9 +58,7 @@ def _call(index: int, call: CallRecord, width: int | None, asked: Sequence[str] 
     facts += [f"after {call.after}"] if call.after is not None else []
     facts += [f"reads {', '.join(map(str, call.reads))}"] if call.reads else []
     facts += [f"answer {call.answer!r}"]
-    head = _wrapped(
-        f"[{index}] {call.role}/{call.slot}, turn {call.turn} ({'; '.join(facts)})", width, INDENT
-    )
+    head = _wrapped(f"[{index}] {call.role}/{call.slot}, turn {call.turn} ({'; '.join(facts)})", width)
     if asked is None:
         return [head, _block(call.text, width)]
     return [head, "  was asked:", _block(asked[index], width), "  said:", _block(call.text, width)]
@@ -72,7 +70,7 @@ def _about(call: CallRecord, width: int | None) -> list[str]:
     if task is None:
         return []
     wanted = f" (wanted: {task.gold!r})" if task.gold else ""
-    return [_wrapped(f"  about {task.id}: {task.question}{wanted}", width, INDENT)]
+    return [_wrapped(f"  about {task.id}: {task.question}{wanted}", width)]
 
 
 def _graded(episode: Episode, index: int) -> list[str]:
@@ -90,16 +88,16 @@ def _tool(tool: ToolRecord, width: int | None) -> list[str]:
 
 def _block(text: str, width: int | None) -> str:
     lines = (text.strip() or "(nothing)").split("\n")
-    return "\n".join(_wrapped(INDENT + line, width, INDENT) for line in lines)
+    return "\n".join(_wrapped(INDENT + line, width) for line in lines)
 
 
-def _wrapped(line: str, width: int | None, indent: str) -> str:
+def _wrapped(line: str, width: int | None) -> str:
     """One line, in several where it is too long; leading spaces stay."""
     line = _inert(line)
     if width is None or len(line) <= width:
         return line
     return textwrap.fill(
-        line, width, subsequent_indent=indent, drop_whitespace=False, replace_whitespace=False
+        line, width, subsequent_indent=INDENT, drop_whitespace=False, replace_whitespace=False
     )
 
 
