@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
+from marl_jax.sampling.prefixes import Key, Owner, Prefixes, Tokens
 from marl_jax.sampling.requests import Request, Said
 from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
@@ -50,9 +50,9 @@ class Waiting(NamedTuple):
         return self.request.policy
 
     @property
-    def prefix(self) -> Tokens:
-        """The tokens that are prefilled: all but the last, which the first decode step feeds."""
-        return self.tokens[:-1]
+    def key(self) -> Key:
+        """Its entry in the prefix cache: all tokens but the last, which the first decode step feeds."""
+        return self.owner, self.tokens[:-1]
 
 
 def _arrival(waiting: Waiting) -> int:
@@ -102,14 +102,14 @@ class Admission:
     def submit(self, waiting: Waiting) -> None:
         """Queue a request."""
         self._queues[self._rung(waiting)].append(waiting)
-        self._prefixes.want(waiting.owner, waiting.prefix)
+        self._prefixes.want(waiting.key)
 
     def resume(self, given_up: Sequence[Waiting]) -> None:
         """Queue requests that gave their lanes up, in the order of arrival."""
         for waiting in given_up:
             rung = self._rung(waiting)
             self._queues[rung] = collections.deque(sorted((*self._queues[rung], waiting), key=_arrival))
-            self._prefixes.want(waiting.owner, waiting.prefix)
+            self._prefixes.want(waiting.key)
 
     def advance(self) -> None:
         """Serve the next queue once one is empty. Lengths are served in turn, since all lanes attend equally far."""
@@ -135,9 +135,8 @@ class Admission:
 
     def keep(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row to copy a lane to, so that a later turn can go on from these tokens; None without need or room."""
-        if self._prefixes.keep(owner, tokens):
-            return None
-        return self._prefixes.add(owner, tokens, set(), kept=True)
+        key = owner, tokens
+        return None if self._prefixes.keep(key) else self._prefixes.add(key, set(), kept=True)
 
     def _fill(self, wave: Wave, lanes: Sequence[int]) -> None:
         for lane in lanes:
@@ -168,19 +167,19 @@ class Admission:
 
     def _seat(self, lane: int, row: int, waiting: Waiting, wave: Wave) -> None:
         wave.seats.append((lane, row, waiting))
-        self._prefixes.served(waiting.owner, waiting.prefix)
+        self._prefixes.served(waiting.key)
 
     def _row(self, waiting: Waiting, wave: Wave) -> int | None:
         """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
-        prefix, owner = waiting.prefix, waiting.owner
+        _, prefix = key = waiting.key
         if not prefix:
             return NOWHERE
-        row = self._prefixes.find(owner, prefix)
+        row = self._prefixes.find(key)
         if row is None:
             place = (
-                self._prefixes.extend(owner, prefix, wave.locked, alone=True)
-                or self._new_row(owner, prefix, wave)
-                or self._prefixes.extend(owner, prefix, wave.locked, alone=False)
+                self._prefixes.extend(key, wave.locked, alone=True)
+                or self._new_row(key, wave)
+                or self._prefixes.extend(key, wave.locked, alone=False)
             )
             if place is None:
                 return None
@@ -189,10 +188,10 @@ class Admission:
         wave.locked.add(row)
         return row
 
-    def _new_row(self, owner: Owner, prefix: Tokens, wave: Wave) -> tuple[int, int] | None:
+    def _new_row(self, key: Key, wave: Wave) -> tuple[int, int] | None:
         """A row for the prompt, and how many of its tokens are copied there."""
-        kept, start = self._prefixes.longest(owner, prefix)
-        row = self._prefixes.add(owner, prefix, wave.locked | {kept})
+        kept, start = self._prefixes.longest(key)
+        row = self._prefixes.add(key, wave.locked | {kept})
         if row is None:
             return None
         if start:
@@ -210,10 +209,10 @@ class Admission:
             chunk = chunk_of(waiting.cached)
             if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty.get(chunk):
                 continue
-            prefix, owner = waiting.prefix, waiting.owner
-            if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
+            _, prefix = key = waiting.key
+            if self._prefixes.find(key) is not None or self._prefixes.longest(key)[1]:
                 continue
-            row = self._prefixes.add(owner, prefix, wave.locked, spare=True)
+            row = self._prefixes.add(key, wave.locked, spare=True)
             if row is None:
                 break
             wave.feeds.append(Feed(row, prefix, 0, waiting.adapter))

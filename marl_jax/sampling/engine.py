@@ -250,7 +250,7 @@ class Engine:
                 )
                 bank.requests[waiting.ticket] = waiting
             fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.again)
-            first = sum(len(waiting.prefix) for *_, waiting in wave.seats if waiting.said is None)
+            first = sum(waiting.cached for *_, waiting in wave.seats if waiting.said is None)
             self.stats.prefilled_tokens += fed
             self.stats.reused_tokens += first - fed
             self.stats.recomputed_tokens += sum(len(feed.tokens) for feed in wave.feeds if feed.again)

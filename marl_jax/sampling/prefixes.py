@@ -32,51 +32,46 @@ class Prefixes:
         self._history: dict[Key, Key] = {}  # a prompt that is waited for -> the kept entry that it continues
         self._claims: collections.Counter[Key] = collections.Counter()  # prompts that go on from this entry
 
-    def want(self, owner: Owner, tokens: Tokens) -> None:
+    def want(self, key: Key) -> None:
         """One more request waits for this prompt."""
-        key = owner, tokens
         if key not in self._wanted and (kept := self._history_of(key)):
             self._history[key] = kept
             self._claims[kept] += 1
         self._wanted[key] += 1
 
-    def served(self, owner: Owner, tokens: Tokens) -> None:
+    def served(self, key: Key) -> None:
         """A waiting request has got its copy."""
-        key = owner, tokens
         _less(self._wanted, key)
         if key not in self._wanted:
             self._release(key)
 
-    def find(self, owner: Owner, tokens: Tokens) -> int | None:
-        """The row that holds exactly these tokens."""
-        entry = self._entries.get((owner, tokens))
+    def find(self, key: Key) -> int | None:
+        """The row that holds exactly this prompt."""
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries.move_to_end((owner, tokens))
+        self._entries.move_to_end(key)
         return entry.row
 
-    def keep(self, owner: Owner, tokens: Tokens) -> bool:
-        """Hold the entry of exactly these tokens for a later turn; False if there is none."""
-        if self.find(owner, tokens) is None:
+    def keep(self, key: Key) -> bool:
+        """Hold the entry of exactly this prompt for a later turn; False if there is none."""
+        if self.find(key) is None:
             return False
-        entry = self._entries[owner, tokens]
-        self._kept_lengths[len(tokens)] += not entry.kept
+        entry = self._entries[key]
+        self._kept_lengths[len(key[1])] += not entry.kept
         entry.kept = True
         return True
 
-    def longest(self, owner: Owner, tokens: Tokens) -> tuple[int, int]:
-        """The row of the longest kept entry that `tokens` begin with, and its length; (-1, 0) if there is none."""
-        kept = self._history_of((owner, tokens))
+    def longest(self, key: Key) -> tuple[int, int]:
+        """The row of the longest kept entry that the prompt begins with, and its length; (-1, 0) if there is none."""
+        kept = self._history_of(key)
         return (self._entries[kept].row, len(kept[1])) if kept else (-1, 0)
 
-    def extend(
-        self, owner: Owner, tokens: Tokens, locked: set[int], *, alone: bool
-    ) -> tuple[int, int] | None:
+    def extend(self, key: Key, locked: set[int], *, alone: bool) -> tuple[int, int] | None:
         """Make this prompt of the longest kept entry that it begins with: its row, and the length of the common part.
 
         None if there is no such entry, it is locked or, with `alone`, somebody else needs it, too.
         """
-        key = owner, tokens
         kept = self._history_of(key)
         if kept is None or self._entries[kept].row in locked:
             return None
@@ -88,9 +83,7 @@ class Prefixes:
         self._entries[key] = Entry(row)
         return row, len(kept[1])
 
-    def add(
-        self, owner: Owner, tokens: Tokens, locked: set[int], *, kept: bool = False, spare: bool = False
-    ) -> int | None:
+    def add(self, key: Key, locked: set[int], *, kept: bool = False, spare: bool = False) -> int | None:
         """Give the prompt a row, evicting the least useful entry; None if there is none to take.
 
         `locked` rows are never taken. A prompt that is `kept` for later takes no row that requests wait for, and a
@@ -99,9 +92,9 @@ class Prefixes:
         if not self._free and not self._evict(locked, 0 if spare else 1 if kept else 3):
             return None
         entry = Entry(self._free.pop(), kept)
-        self._entries[owner, tokens] = entry
+        self._entries[key] = entry
         if kept:
-            self._kept_lengths[len(tokens)] += 1
+            self._kept_lengths[len(key[1])] += 1
         return entry.row
 
     def _history_of(self, key: Key) -> Key | None:
