@@ -101,12 +101,12 @@ def on_host(tree: Tree) -> Tree:
 def fingerprint(tree: Tree) -> int:
     """A number that changes with the bits of the arrays and with their places; every process has a copy of them."""
     leaves = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
-    return sum((2 * place + 1) * int(_sum_of_bits(leaf)) for place, leaf in enumerate(leaves))
+    return sum((2 * place + 1) * int(sum_of_bits(leaf)) for place, leaf in enumerate(leaves))
 
 
 @jax.jit
-def _sum_of_bits(leaf: jax.Array) -> jax.Array:
-    """An integer sum, so that its order says nothing."""
+def sum_of_bits(leaf: jax.Array) -> jax.Array:
+    """A number that changes with any bit of the array. An integer sum, so that its order says nothing."""
     leaf = leaf if leaf.dtype.itemsize == 4 else leaf.astype(jnp.float32)
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
     places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from marl_jax.hosts.layout import sum_of_bits
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.sampling import programs
@@ -25,6 +26,7 @@ from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
 
 Shape = tuple[int, int]  # width and length
+_digest = jax.jit(jax.vmap(sum_of_bits))  # [W,...] -> [W]: of each row
 _MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 
 
@@ -124,16 +126,3 @@ def _numbers(x: jax.Array, last: int) -> jax.Array:
         hashed = (hashed ^ jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
         hashed = hashed ^ (hashed >> 15)
     return ((hashed >> 8).astype(jnp.float32) * 2.0**-23 - 1.0).astype(x.dtype)
-
-
-@jax.jit
-def _digest(x: jax.Array) -> jax.Array:
-    """[W,...] -> [W]: a number that changes with any bit of a row. Integer sums, so their order does not matter."""
-    x = x.reshape(x.shape[0], -1)
-    bits = (
-        x.astype(jnp.float32).view(jnp.uint32)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-        else x.astype(jnp.uint32)
-    )
-    weights = 2 * jax.lax.broadcasted_iota(jnp.uint32, bits.shape, 1) + 1
-    return jnp.sum((bits ^ (bits >> 16)) * weights, axis=1, dtype=jnp.uint32)
