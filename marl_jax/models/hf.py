@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.fields import is_whole
-from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.model_config import TOKENS, ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
@@ -118,12 +118,12 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
 
     published = config.to_hf()
     write_json(directory / CONFIG, published)
-    tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    tokens = {name: published[name] for name in TOKENS if published[name] is not None}
     base = located(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
     # How the base is sampled elsewhere, but for lengths: a server cuts all answers at those of a base.
     defaults = read_json(base) if base is not None and base.is_file() else {}
     defaults = {name: value for name, value in defaults.items() if name not in LENGTHS}
-    write_json(directory / GENERATION, defaults | {k: v for k, v in tokens.items() if v is not None})
+    write_json(directory / GENERATION, defaults | tokens)
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)
 

@@ -13,6 +13,7 @@ from marl_jax.fields import Count, Positive
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16")
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -58,7 +59,7 @@ class ModelConfig:
             raise ValueError(f"head_dim is {self.head_dim}; RoPE rotates pairs, so it must be even")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; this library computes in {' or '.join(DTYPES)}")
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for name in TOKENS:
             object.__setattr__(self, name, _token_ids(name, getattr(self, name), self.vocab_size))
 
     @property
@@ -98,10 +99,8 @@ class ModelConfig:
                     f"dtype is {dtype!r}; load the weights as one of {', '.join(DTYPES)} with dtype="
                 )
         values: dict[str, Any] = {name: published[name] for name in _REQUIRED}
-        tokens: dict[str, Any] = {
-            name: published.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        return cls(**values, **tokens, rope_theta=_rope_theta(published), dtype=dtype)
+        values |= {name: published.get(name) for name in TOKENS}
+        return cls(**values, rope_theta=_rope_theta(published), dtype=dtype)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that older and newer readers understand, in both spellings."""
