@@ -284,7 +284,6 @@ class _Schedule:
         """Hand out the tool results that enter now; the paths that lack nothing now."""
         due = self.tools.due_results(self._now)
         for errand in due:
-            assert errand.record is not None
             self.live[errand.seat].put(errand.position, errand.record)
             self.progress.tools += 1
             self.progress.tools_failed += errand.record.error is not None

@@ -88,10 +88,8 @@ class Errand:
     late: ToolRecord  # where it takes too long
 
     @property
-    def record(self) -> ToolRecord | None:
-        """None until the tool has ended, with a result or an error."""
-        if not self.job.done():
-            return None
+    def record(self) -> ToolRecord:
+        """Once its job is done: the tool's result or error."""
         return self.late if self.job.exception() else self.job.result()
 
 
@@ -124,10 +122,10 @@ class Errands:
         due: list[Errand] = []
         stay: list[Errand] = []
         for errand in self.errands:  # checked once: a free one may end at any moment
-            (due if (errand.record if self.free else errand.due <= now) else stay).append(errand)
+            (due if (errand.job.done() if self.free else errand.due <= now) else stay).append(errand)
         self.errands = stay
-        for errand in due:
-            if self.log and errand.record:
+        if self.log:
+            for errand in due:
                 self.log.put(errand.key, errand.record)
         return due
 
