@@ -44,7 +44,7 @@ class Bank:
         # Programs that several devices of a mesh run together must begin in one order everywhere.
         threaded = settings.banks > 1 and mesh is None and jax.default_backend() == "cpu"
         self._worker = Workers("bank", finish=True) if threaded else None
-        self._under_way: Future[Decoded] | None = None
+        self.under_way: Future[Decoded] | None = None  # the running dispatch
 
     @property
     def cache(self) -> Cache:
@@ -54,11 +54,6 @@ class Bank:
     @cache.setter
     def cache(self, cache: Cache) -> None:
         self.rungs[0] = cache
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a dispatch is."""
-        return self._under_way is not None
 
     def open(self, *rungs: tuple[int, int]) -> None:
         """Start over with idle lanes in caches of (lanes, length) each."""
@@ -117,29 +112,29 @@ class Bank:
         last, _ = self.place_of(int(np.flatnonzero(lanes.active).max(initial=0)))
         rungs = tuple(self.rungs[: last + 1])  # behind these are no requests
         if self._worker is not None:
-            self._under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
+            self.under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
         else:
             rungs, sampled = decode(rungs, lanes)
             self.rungs[: len(rungs)] = rungs
-            self._under_way = Future()
-            self._under_way.set_result((rungs, sampled))
+            self.under_way = Future()
+            self.under_way.set_result((rungs, sampled))
 
     def wait(self) -> programs.Sampled:
         """The samples of the running dispatch, on the host. If interrupted, it may be called again."""
-        assert self._under_way is not None
-        rungs, sampled = self._under_way.result()
+        assert self.under_way is not None
+        rungs, sampled = self.under_way.result()
         on_host = jax.device_get(sampled)
-        self.rungs[: len(rungs)], self._under_way, self.fed = rungs, None, None
+        self.rungs[: len(rungs)], self.under_way, self.fed = rungs, None, None
         return on_host
 
     def abandon(self) -> None:
         """Let whatever was dispatched come to its end; the bank has to be opened again."""
         if self._worker is not None:  # also a job that `begin` was interrupted before noting
             self._worker.submit(lambda: None).result()
-        if self._under_way is not None and self._under_way.done() and self._under_way.exception() is None:
+        if self.under_way is not None and self.under_way.done() and self.under_way.exception() is None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the cache until it ends
-                jax.block_until_ready(self._under_way.result())
-        self._under_way = self.fed = None
+                jax.block_until_ready(self.under_way.result())
+        self.under_way = self.fed = None
 
     def _take(self, rows: np.ndarray, real: int) -> None:
         self.cache = programs.take(self.cache, rows.astype(np.int32))
