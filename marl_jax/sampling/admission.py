@@ -3,6 +3,7 @@
 Decided on the host, in the order in which requests arrive and lanes become free; the engine carries it out.
 """
 
+import bisect
 import collections
 import dataclasses
 import heapq
@@ -163,7 +164,7 @@ class Admission:
     def _rung(self, waiting: Waiting) -> int:
         """Which of the queues is the request's."""
         ahead = min(self._settings.steps, waiting.left) if self._settings.lanes_at else waiting.left + 1
-        return self._settings.rung_of(waiting.cached + ahead)
+        return bisect.bisect_left(self._settings.lengths, waiting.cached + ahead)
 
     def _seat(self, lane: int, row: int, waiting: Waiting, wave: Wave) -> None:
         wave.seats.append((lane, row, waiting))

@@ -125,10 +125,6 @@ class EngineSettings:
         """The number of rows that one copy between caches takes; over rungs rows are long, and few enter at a time."""
         return min(8 if self.lanes_at else 64, self.widths[0])
 
-    def rung_of(self, columns: int) -> int:
-        """Which of the lengths holds so many columns."""
-        return bisect.bisect_left(self.lengths, columns)
-
     def chunk_of(self, length: int) -> int:
         """The chunk that takes so many tokens, or the first part of them."""
         return next((chunk for chunk in self.chunks if chunk >= length), self.chunks[-1])
