@@ -29,7 +29,7 @@ def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
     past = dataclasses.replace(running.episode(), error=None)
     paths, running.others = running.others, []
     for path in paths:
-        other = running.along(path)
+        other = dataclasses.replace(running, due=path)  # from its beginning
         yield other, _replay_to_fork(other, path, past)
 
 

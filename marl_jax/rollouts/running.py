@@ -182,10 +182,6 @@ class Running:
             path=self.path,
         )
 
-    def along(self, path: tuple[int, ...]) -> "Running":
-        """The same episode from its beginning, on another path."""
-        return dataclasses.replace(self, due=path)
-
     def stop(self, error: str) -> None:
         """End it where it is; it has the path that it was to take."""
         self.error, self.path = error, self.due
