@@ -361,5 +361,4 @@ class _Watch:
 
 if __name__ == "__main__":
     _index, _count, _hosts, _port, _wait = sys.argv[1:]
-    _arguments: Any = int(_index), int(_count), _hosts.split(","), int(_port), float(_wait)
-    main(*_arguments)
+    main(int(_index), int(_count), _hosts.split(","), int(_port), float(_wait))
