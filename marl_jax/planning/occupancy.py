@@ -132,7 +132,7 @@ class _Play:
             given_up.append(waiting._replace(said=said))
             tickets[lane] = FREE
         self.out.given_up += len(given_up)
-        self._admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
+        self._admission.resume(given_up)
         self._swap(self._admission.places.settle())
         while (wave := self._admission.wave(())).seats:
             self._swap(wave.swaps)

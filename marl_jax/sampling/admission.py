@@ -106,10 +106,9 @@ class Admission:
         self._prefixes.want(waiting.key)
 
     def resume(self, given_up: Sequence[Waiting]) -> None:
-        """Queue requests that gave their lanes up, in the order of arrival."""
+        """Queue requests that gave their lanes up, each at its place in the order of arrival."""
         for waiting in given_up:
-            rung = self._rung(waiting)
-            self._queues[rung] = collections.deque(sorted((*self._queues[rung], waiting), key=_arrival))
+            bisect.insort(self._queues[self._rung(waiting)], waiting, key=_arrival)
             self._prefixes.want(waiting.key)
 
     def advance(self) -> None:

@@ -201,7 +201,7 @@ class Engine:
         for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
             waiting = bank.requests.pop(int(table.tickets[lane]))
             given_up.append(waiting._replace(said=table.give_up(lane)))
-        admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
+        admission.resume(given_up)
         self._swap(bank, admission.places.settle())
         self.stats.given_up += len(given_up)
 
