@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
-from marl_jax.rewards.arrays.texts import among, following, place_before
+from marl_jax.rewards.arrays.texts import among, following, part, place_before
 
 ALPHABET = b"0123456789+-*/.,;:=(){}x$ \t\n"
 BLANK = 32
@@ -69,9 +69,8 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
     goes_on = (end >= 4) & dots & (comma | (gap & further & (end >= 5)))  # 1, 2, ...
     tail = among(text, b" .,;:")
     _, end = strip(text, start, end, jnp.zeros_like(tail), tail)
-    text = text.at[place + start].get(mode="fill", fill_value=0)
-    length = jnp.maximum(end - start, 0)
-    return jnp.where(place < length, text, 0).astype(jnp.uint8), length, goes_on, beyond
+    cleaned = part(text, start, end)
+    return cleaned.chars, cleaned.length, goes_on, beyond
 
 
 def unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:

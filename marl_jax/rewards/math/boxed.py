@@ -4,13 +4,14 @@ Braces nest and may be escaped; a box inside a box belongs to the outer one; a b
 closing brace is no answer, so the last complete one before it counts.
 """
 
+import collections
 import operator
 import re
-from collections.abc import Iterator
 
 MAX_ANSWER = 10_000  # characters; nothing longer is an answer
 MAX_BOXES = 64  # how many boxes are looked at, from the end
 
+_NAME = re.compile(r"\\boxed|\\fbox")
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t\r\n]{0,16}")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _CONTROL_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\\s+$")  # of which a strip would leave the backslash
@@ -22,7 +23,9 @@ def extract_boxed(text: str) -> str | None:
 
     `\boxed 5` (no braces) reads up to the next white space.
     """
-    boxes = [box for after in _arguments_from_the_end(text) if (box := _read(text, after))]
+    named = collections.deque(_NAME.finditer(text), MAX_BOXES)
+    commands = (_COMMAND.match(text, found.start()) for found in reversed(named))
+    boxes = [box for command in commands if command and (box := _read(text, command.end()))]
     if not boxes:
         return None
     _, content = max(boxes, key=operator.itemgetter(0))  # an earlier box that ends later holds the others
@@ -31,18 +34,6 @@ def extract_boxed(text: str) -> str | None:
     if inner is not None and (box := _read(content, inner.end())) and box[0] == len(content):
         return extract_boxed(content)  # a box that holds nothing but a box
     return content or None
-
-
-def _arguments_from_the_end(text: str) -> Iterator[int]:
-    """Where the argument of each box command starts, last one first."""
-    end = len(text)
-    for _ in range(MAX_BOXES):
-        start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
-        if start < 0:
-            return
-        if (command := _COMMAND.match(text, start)) is not None:
-            yield command.end()
-        end = start
 
 
 def _read(text: str, start: int) -> tuple[int, str] | None:
