@@ -11,9 +11,9 @@ is a plain tuple, so two answers that read the same have equal nodes:
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from marl_jax.rewards.math.expressions import TooBig, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
 from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
 from marl_jax.rewards.math.units import UNIT_LETTERS, has_words, measure
@@ -266,13 +266,19 @@ def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
                 return _interval((low, b), (True, strict[0]), parts[0])
             case [a, None] if a:
                 return _interval((a, high), (strict[0], True), parts[1])
-    if len(parts) == 2:
-        try:
-            left, right = (parse(part)[0] for part in parts)
-            return ("inequality", "<" if strict[0] else "<=", add([left, multiply([number(-1), right])]))
-        except (Unreadable, TooBig):
-            pass
-    return _text(text)
+    tree = difference(parts)
+    return _text(text) if tree is None else ("inequality", "<" if strict[0] else "<=", tree)
+
+
+def difference(parts: Sequence[str]) -> Tree | None:
+    """The left side less the right one; None where there are not two, or one cannot be read."""
+    if len(parts) != 2:
+        return None
+    try:
+        left, right = (parse(part)[0] for part in parts)
+        return add([left, multiply([number(-1), right])])
+    except (Unreadable, TooBig):
+        return None
 
 
 def _interval(items: tuple[Node, Node], open_ends: tuple[bool, bool], variable: str) -> Node:

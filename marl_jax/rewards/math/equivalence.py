@@ -30,7 +30,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from marl_jax.rewards.math import math_pool
-from marl_jax.rewards.math.answers import Node, is_asked, is_label, read, readings
+from marl_jax.rewards.math.answers import Node, difference, is_asked, is_label, read, readings
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.math.expressions import (
     POINTS,
@@ -39,7 +39,6 @@ from marl_jax.rewards.math.expressions import (
     Tree,
     Unreadable,
     Value,
-    add,
     evaluate,
     is_rational,
     multiply,
@@ -253,7 +252,7 @@ class _Comparison:
                 for other, stated in (ours, ours[::-1]) if len(ours) == 2 else ():
                     if squeeze(other) == squeeze(label) and self.same(read(stated), read(value)):
                         return True
-        given, theirs = _difference(ours), _difference(golds)
+        given, theirs = difference(ours), difference(golds)
         if given is None or theirs is None or not variables(theirs) or _solved(golds):
             return False
         return _proportional(given, theirs, positive=False)
@@ -279,20 +278,14 @@ class _Comparison:
             return False
         if self.same_tree(tree_a, tree_g):
             return True
+        scaled = lambda tree, here, by: multiply([by, tree]) if here else tree
         if {unit_a, unit_g} == {"degree", ""}:  # \pi/3 for 60^\circ
             turn = multiply([number(Fraction(1, 180)), ("c", "pi")])
-            return self.same_tree(
-                *(
-                    multiply([tree, turn]) if unit else tree
-                    for unit, tree in ((unit_a, tree_a), (unit_g, tree_g))
-                )
-            )
+            return self.same_tree(scaled(tree_a, unit_a, turn), scaled(tree_g, unit_g, turn))
         if percent_a == percent_g:
             return False
         hundredth = number(Fraction(1, 100))
-        if percent_a:
-            return self.same_tree(multiply([hundredth, tree_a]), tree_g)
-        return self.same_tree(tree_a, multiply([hundredth, tree_g]))
+        return self.same_tree(scaled(tree_a, percent_a, hundredth), scaled(tree_g, percent_g, hundredth))
 
     def same_tree(self, a: Tree, g: Tree) -> bool:
         """Exact values decide; floats that differ refute; algebra decides the rest."""
@@ -336,20 +329,10 @@ def _differ(x: Value, y: Value) -> bool:
     return abs(x - y) > 1e-9 * max(abs(x), abs(y)) + 1e-12
 
 
-def _difference(parts: tuple[str, ...]) -> Tree | None:
-    if len(parts) != 2:
-        return None
-    try:
-        left, right = (parse(part)[0] for part in parts)
-        return add([left, multiply([number(-1), right])])
-    except (Unreadable, TooBig):
-        return None
-
-
 def _solved(parts: tuple[str, ...]) -> bool:
     """Whether an equation states a value (x = 5), which another equation with that root does not do."""
     sides = parts if is_label(parts[0]) else parts[::-1]
-    value = _difference((sides[-1], "0"))
+    value = difference((sides[-1], "0"))
     return is_label(sides[0]) and value is not None and not variables(value)
 
 
