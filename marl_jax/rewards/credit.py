@@ -329,18 +329,14 @@ def by_episodes(
     def credit(table: Table) -> Components:
         if table.forked:
             raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
-        together: dict[str, list[int]] = {}
         sound = [one for one in table.episodes() if one.error is None]
-        for number, one in enumerate(sound):
-            together.setdefault(one.task.id if batch == "task" else "", []).append(number)
-        earned: dict[int, list[dict[str, float]]] = {}
-        for numbers in together.values():
-            earned.update(zip(numbers, earned_by([sound[number] for number in numbers])))
-        rows = np.flatnonzero(table.sound)
+        batches: dict[str, list[Episode]] = {}
+        for one in sound:
+            batches.setdefault(one.task.id if batch == "task" else "", []).append(one)
+        earned = {id(one): calls for some in batches.values() for one, calls in zip(some, earned_by(some))}
+        of_calls = (parts for one in sound for parts in earned[id(one)])
         components: dict[str, np.ndarray] = {}
-        for row, parts in zip(
-            rows, (parts for number in range(len(sound)) for parts in earned[number]), strict=True
-        ):
+        for row, parts in zip(np.flatnonzero(table.sound), of_calls, strict=True):
             for name, value in parts.items():
                 components.setdefault(name, np.full(len(table), np.nan))[row] = value
         return components
