@@ -43,9 +43,7 @@ class Source:
     only: str = ""  # the split that all rows belong to, if there is only one
     split_of: Callable[[Row], str] | None = None  # where the row states its split, not the file's name
     study_rows: int = 0  # rows the study had; its splits follow from exactly this number
-    repeated: Callable[[Row], str | None] = lambda row: (
-        None
-    )  # what rows share of which the first alone counts
+    repeated: Callable[[Row], str | None] | None = None  # what rows share of which the first alone counts
 
 
 SOURCES: dict[str, Source] = {
@@ -228,7 +226,7 @@ def _rows(
         for number, row in read_rows(path):
             if source.split_of and _split_of(source, row) != split:
                 continue
-            if isinstance(row, dict) and (shared := source.repeated(row)) is not None:
+            if source.repeated and isinstance(row, dict) and (shared := source.repeated(row)) is not None:
                 if shared in met:
                     continue
                 met.add(shared)
