@@ -223,7 +223,6 @@ def _run(chain: Sequence[Step], value: Any) -> Any:
     return value
 
 
-@functools.lru_cache(1 << 16)
 def _behaviour(chain: tuple[Step, ...]) -> str:
     return f"{_kind(chain)} {_outputs(chain)}"
 
@@ -235,18 +234,17 @@ def _taught() -> frozenset[str]:
     )
 
 
-@functools.lru_cache(1 << 16)
 def _key(chain: tuple[Step, ...]) -> str:
     behaviour = _behaviour(chain)
     return f"taught {behaviour}" if behaviour in _taught() else behaviour
 
 
-@functools.lru_cache(1 << 16)
 def _dull(chain: tuple[Step, ...]) -> bool:
     """Whether a chain ignores its input or returns it unchanged."""
     outputs = _outputs(chain)
     return outputs == _PROBES[_kind(chain)] or len(set(map(str, outputs))) < 4
 
 
+@functools.lru_cache(1 << 16)
 def _outputs(chain: tuple[Step, ...]) -> list[Any]:
     return [_run(chain, probe) for probe in _PROBES[_kind(chain)]]
