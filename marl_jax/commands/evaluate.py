@@ -81,7 +81,11 @@ def evaluate(
     """
     path, split, samples = path_of(workdir), evaluation.split, evaluation.samples
     wanted = _wanted(path, evaluation.checkpoint, evaluation.mode)
-    with _opened(path, out) as place, contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as ends:
+        if out is None:  # records go to the run's folder, which is locked meanwhile
+            place = ends.enter_context(open_folder(path, "give --out=DIR to write elsewhere"))
+        else:
+            place = folder.outside(out)
         of_run = list(read_lines(path / "eval.jsonl"))
         before = [*of_run, *(read_lines(place / "eval.jsonl") if out is not None else ())]
         config = on_these_devices(config_of(path))
@@ -158,16 +162,6 @@ def evaluate(
 
         rest = itertools.chain(first, stored)
         return [base, *(again(one) or played(stage.cast, one, base["per_problem"]) for one in rest)]
-
-
-@contextlib.contextmanager
-def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """The folder that records go to: of the run, which is locked meanwhile, or another."""
-    if out is not None:
-        yield folder.outside(out)
-        return
-    with open_folder(path, "give --out=DIR to write elsewhere"):
-        yield path
 
 
 def announce(name: str) -> Callable[[Progress], None]:
