@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import sys
-import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,9 +19,10 @@ from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards import credit
 from marl_jax.runs.loading.parts import words
 from marl_jax.tasks import datasets, micro
+from marl_jax.terminal.tables import filled
 from marl_jax.workflows import BUILT_IN, Workflow
 
-WIDTH, NAME = 80, 24
+NAME = 24  # characters of a name, beside which its line begins
 
 
 class Entry(NamedTuple):
@@ -40,7 +40,7 @@ def listing(kind: str = "", word: str = "") -> str:
     if kind not in KINDS:
         raise UserError(f"there is nothing to list under '{kind}'{fields.nearest(kind, KINDS)}")
     if kind == "cells" and not word:
-        return "\n".join(line for entry in _families() for line in _shown(entry, True))
+        return "\n".join(_shown(entry, True) for entry in _families())
     hits = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
     if not hits:
         raise UserError(f"no entry of '{kind}' holds '{word}': leave the word out to see all")
@@ -49,17 +49,16 @@ def listing(kind: str = "", word: str = "") -> str:
         if kind == "cells" and entry.where != where:  # many are in one file
             where = entry.where
             lines.append(f"{where}:")
-        lines += _shown(entry, where is None)
+        lines.append(_shown(entry, where is None))
     return "\n".join(lines)
 
 
-def _shown(entry: Entry, placed: bool) -> list[str]:
+def _shown(entry: Entry, placed: bool) -> str:
     text = f"{entry.what} [{entry.where}]" if placed and entry.where else entry.what
-    body = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
-    head = (
-        [f"{entry.name:<{NAME}}{body[0]}"] if len(entry.name) < NAME else [entry.name, " " * NAME + body[0]]
-    )
-    return [line.rstrip() for line in (*head, *(" " * NAME + line for line in body[1:]))]
+    indent = " " * NAME
+    if len(entry.name) < NAME:
+        return filled(text, initial_indent=f"{entry.name:<{NAME}}", subsequent_indent=indent)
+    return f"{entry.name}\n{filled(text, initial_indent=indent, subsequent_indent=indent)}"
 
 
 # ---------------------------------------------------------------- kinds

@@ -118,9 +118,9 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def filled(text: str, **options: Any) -> str:
+def filled(text: str, width: int = WIDTH, **options: Any) -> str:
     """A paragraph of lines as wide as a terminal; no word is broken."""
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False, **options)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, **options)
 
 
 def _block(columns: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> str:
@@ -135,7 +135,6 @@ def _wrapped(columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
     lines = []
     for *before, text in zip(*columns):
         head = "".join(f"{cell:<{size + GAP}}" for cell, size in zip(before, widths))
-        room = max(WIDTH - indent, 24)
-        parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-        lines += [(head + parts[0]).rstrip(), *(" " * indent + part for part in parts[1:])]
+        body = filled(text, max(WIDTH, indent + 24), initial_indent=head, subsequent_indent=" " * indent)
+        lines.append(body or head.rstrip())
     return "\n".join(lines)
