@@ -36,13 +36,13 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
     """Refuse a map that names a role the workflow lacks, or lacks a role the workflow has."""
     roles = _distinct(roles)
     for key, policy in policy_map.items():
-        if _role(key, roles) is None:
+        if role_of_key(key, roles) is None:
             raise ValueError(
                 f"policy map names '{key}', which is no role of the workflow{nearest(str(key), roles)}"
             )
         if not isinstance(policy, str) or not policy:
             raise ValueError(f"policy map gives '{key}' the policy {policy!r}; a policy is a non-empty name")
-    covered = {_role(key, roles) for key in policy_map}
+    covered = {role_of_key(key, roles) for key in policy_map}
     for role in roles:
         if role not in covered:
             raise ValueError(
@@ -75,11 +75,9 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
     """
     roles = {key.rsplit("/", 1)[0] if key.rpartition("/")[2].isdecimal() else key for key in policy_map}
     frozen = set(frozen_roles)
-    if unknown := [name for name in sorted(frozen - roles) if _role(name, policy_map) is None]:
+    if unknown := [name for name in sorted(frozen - roles) if role_of_key(name, policy_map) is None]:
         raise ValueError(f"frozen role '{unknown[0]}' is not in the policy map{nearest(unknown[0], roles)}")
-    free = {
-        key: policy for key, policy in policy_map.items() if key not in frozen and _role(key, frozen) is None
-    }
+    free = {key: policy for key, policy in policy_map.items() if role_of_key(key, frozen) is None}
     return policy_names(free)
 
 
@@ -230,7 +228,7 @@ def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _role(key: Any, roles: Iterable[str]) -> str | None:
+def role_of_key(key: Any, roles: Iterable[str]) -> str | None:
     """The role that a key of a map names: the key itself, or its part before "/slot"; None where it names none."""
     if not isinstance(key, str):
         return None

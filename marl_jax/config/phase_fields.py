@@ -16,7 +16,7 @@ from marl_jax import fields
 from marl_jax.fields import Count
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.objectives import NEED_REFERENCE
-from marl_jax.policies import is_frozen, policy_names, trained_policies
+from marl_jax.policies import is_frozen, policy_names, role_of_key, trained_policies
 
 if TYPE_CHECKING:
     from marl_jax.config.run_fields import RunFields
@@ -142,7 +142,7 @@ def problems(config: "RunFields") -> Iterator[str]:
     begun = 0
     for number, phase in enumerate(phases):
         where = f"phases[{number}]{f' ({phase.name})' if phase.name else ''}"
-        strange = [name for name in phase.roles if not _is_role(name, roles)]
+        strange = [name for name in phase.roles if role_of_key(name, roles) is None]
         for name in strange:
             yield (
                 f"{where}.roles names '{name}', which is no role of the workflow and no 'role/number' for a "
@@ -195,9 +195,3 @@ def problems(config: "RunFields") -> Iterator[str]:
     named = [phase.name for phase in phases if phase.name]
     for name in sorted({name for name in named if named.count(name) > 1}):
         yield f"two phases are called '{name}': give them different names"
-
-
-def _is_role(name: str, roles: Sequence[str]) -> bool:
-    """Whether it is a role, or "role/slot"."""
-    role, _, slot = name.rpartition("/")
-    return name in roles or (role in roles and slot.isdecimal() and str(int(slot)) == slot)
