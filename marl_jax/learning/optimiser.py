@@ -6,7 +6,7 @@ or, as in the study, one clock shared by all policies and advanced by each.
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -90,11 +90,7 @@ def transformation(config: OptimiserConfig) -> optax.GradientTransformation:
 
 def decay_mask(tree: Tree) -> Tree:
     """True for the weights that decay: all but norms, biases and embeddings."""
-
-    def decays(path: Any, _: Any) -> bool:
-        names = [str(getattr(key, "key", key)) for key in path]
-        return not any(word in name for name in names for word in ("norm", "bias", "embed"))
-
+    decays = lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "bias", "embed"))
     return jax.tree_util.tree_map_with_path(decays, tree)
 
 
