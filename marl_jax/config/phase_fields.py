@@ -56,11 +56,6 @@ class Phase:
         if self.collect and self.source != "play":
             raise ValueError(f"collect keeps what is played, and source is {self.source!r}: leave it out")
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it trains all policies and roles."""
-        return not self.roles and not self.policies
-
     def trains(self, role: str, slot: int, policy: str) -> bool:
         """Whether a call of this role, slot and policy may train."""
         trains = not self.roles or is_frozen(role, slot, self.roles)
@@ -174,7 +169,7 @@ def problems(config: "RunFields") -> Iterator[str]:
             training = {role for role, _, _ in phase._voices(policy_map, frozen_roles)}
             if not phase.moves(policy_map, frozen_roles) or training <= {*interventions.freeze}:
                 yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
-        if interventions.alternate and not phase.is_free:
+        if interventions.alternate and (phase.roles or phase.policies):
             yield (
                 f"{where}: learner.interventions.alternate and its roles or policies both say who trains when: leave "
                 "one of them out"
