@@ -224,8 +224,8 @@ def policy_loss(
 
 def at_least_float32(x: jax.Array | float) -> jax.Array:
     """The values in float32, or in a wider type if they have one."""
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = x if hasattr(x, "dtype") else jnp.asarray(x)
+    return jnp.asarray(x, jnp.promote_types(jax.dtypes.canonicalize_dtype(x.dtype), jnp.float32))
 
 
 def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any:

@@ -381,7 +381,8 @@ def test_losses_in_64_bits_are_exact_in_them():
 
 
 def test_a_kl_of_half_precision_is_finite():
-    assert np.isfinite(float(kl_estimate(jnp.float16(-15), jnp.float16(0))))
+    # Of the host: on a processor without F16C, XLA converts no float16.
+    assert np.isfinite(float(kl_estimate(np.float16(-15), np.float16(0))))
 
 
 def test_bounds_may_be_traced_and_are_checked_where_they_are_not():
