@@ -22,6 +22,7 @@ ALIKE = 8  # blocks: rows whose tokens see no more are packed together, longer o
 # Where there are so many packs, groups may fill others better, of so many eighths. They are other programs, and must
 # save this share of the tokens.
 MANY, ODD, SAVING = 8, (9, 10), 0.05
+APART = 16  # measured: blocks that a token could see for the time that all else of it takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +34,14 @@ class _Group:
     lengths: tuple[int, ...]  # tokens that each row adds to the prompt
     starts: tuple[int, ...] = ()  # of each row within the group, once placed
 
-    def part(self, room: int) -> tuple["_Group", "_Group"]:
-        """The rows that fit into so many blocks, with their places, and all others.
+    def part(self, room: int, tight: bool) -> tuple["_Group", "_Group"]:
+        """The rows that fit into so many blocks, with their places, and all others; always the longest that fits.
 
-        Always the longest that adds no block to those that `seen` counts; where none does, the next block starts.
+        `tight`: none lies in more blocks than the longest needs; where all would, the next block starts.
         """
         left = sorted(zip((-length for length in self.lengths), self.rows))
-        behind, most, at = blocks_of(self.stem), spanned(self.lengths[0]), self.stem
+        behind, at = blocks_of(self.stem), self.stem
+        most = max(2, blocks_of(self.lengths[0])) if tight else room
         placed: list[tuple[int, int, int]] = []
         while left:
             stop = min(room, max(behind, at // BLOCK) + most) * BLOCK
@@ -63,7 +65,7 @@ class _Group:
     @property
     def seen(self) -> int:
         """The most blocks that one of its tokens may see, wherever it lies."""
-        return blocks_of(self.stem) + spanned(self.lengths[0])
+        return blocks_of(self.stem) + blocks_of(self.lengths[0]) + 1
 
     @functools.cached_property
     def table(self) -> list[list[int]]:
@@ -96,9 +98,7 @@ def make_packs(
             by_seen.setdefault(_octave(group.seen), []).append(group)
         for groups in by_seen.values():
             sized = _sized(groups, config)
-            most = max(
-                len(one) for _, packs in sized for pack in packs for group in pack for one in group.table
-            )
+            most = max(_widest(packs) for _, packs in sized)
             for blocks, packs in sized:
                 width = max(1, config.token_budget // (blocks * BLOCK) // multiple_of) * multiple_of
                 count = -(-len(packs) // width)
@@ -130,11 +130,6 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-def spanned(tokens: int) -> int:
-    """The most blocks that a row of so many tokens lies in, besides the last one of its prompt."""
-    return max(2, blocks_of(tokens))
-
-
 def common_blocks(need: int, config: BatchConfig) -> int:
     """Blocks of a pack of common size, for rows that need so many."""
     common = min(config.slice_tokens or config.token_budget, config.token_budget)
@@ -152,7 +147,7 @@ def _groups(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Grou
         if len(members) > 1:
             made.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
         else:
-            alone.setdefault(_octave(spanned(int(whole[members[0]]))), []).extend(members)
+            alone.setdefault(_octave(blocks_of(int(whole[members[0]])) + 1), []).extend(members)
     return made + [_sorted(members, whole, 0) for members in alone.values()]
 
 
@@ -169,23 +164,34 @@ def _sized(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, lis
     """Packs by their blocks: of common size, or of one that saves much where there are many; the last in quarters."""
     need = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
     blocks, most = common_blocks(need, config), config.token_budget // BLOCK
-    packs = _packed(groups, blocks)
+    tight = min((True, False), key=lambda tight: _cost(_packed(groups, blocks, tight)))
+    packs = _packed(groups, blocks, tight)
     quarter, cost = blocks // 4, (1 - SAVING) * len(packs) * blocks
     for longer in (blocks * eighths // 8 for eighths in ODD if len(packs) >= MANY):
-        tried = _packed(groups, longer) if longer <= most else packs
+        tried = _packed(groups, longer, tight) if longer <= most else packs
         if len(tried) * longer < cost:
             blocks, packs, cost = longer, tried, len(tried) * longer
-    small = _packed(packs[-1], quarter) if quarter >= need else []
+    small = _packed(packs[-1], quarter, tight) if quarter >= need else []
     if not 0 < len(small) * quarter < blocks:
         return [(blocks, packs)]
     return [(blocks, packs[:-1])] * (len(packs) > 1) + [(quarter, small)]
 
 
-def _packed(groups: Sequence[_Group], room: int) -> list[_Pack]:
+def _cost(packs: Sequence[_Pack]) -> int:
+    """Of packs of one size, for a block of theirs."""
+    return len(packs) * (APART + _widest(packs))
+
+
+def _widest(packs: Sequence[_Pack]) -> int:
+    """The most blocks that one of theirs may see."""
+    return max(len(one) for pack in packs for group in pack for one in group.table)
+
+
+def _packed(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
     """Packs of `room` blocks: the largest group and those that fill it up best, then a part of the next one."""
 
     def sized(group: _Group) -> tuple[int, _Group]:
-        placed, rest = group.part(room)
+        placed, rest = group.part(room, tight)
         return (room + 1, group) if rest.rows else (placed.blocks, placed)
 
     left = sorted(map(sized, groups), key=lambda one: -one[0])
@@ -195,7 +201,7 @@ def _packed(groups: Sequence[_Group], room: int) -> list[_Pack]:
         pack, free = [left[i][1] for i in chosen], room - sum(left[i][0] for i in chosen)
         left = [one for i, one in enumerate(left) if i not in chosen]
         if left and (not pack or free * BLOCK >= 2 * left[0][1].stem):  # that prompt is computed twice
-            placed, rest = left[0][1].part(free)
+            placed, rest = left[0][1].part(free, tight)
             if placed.rows:
                 pack.append(placed)
                 left[:1] = [sized(rest)] if rest.rows else []

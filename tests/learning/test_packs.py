@@ -58,6 +58,12 @@ def test_of_the_rows_of_the_benchmark_a_tenth_is_computed_in_vain(shortest, long
     assert {batch.arrays.table[0].shape[2] for batch in batches} == {4}  # two of the prompt, two of a row
 
 
+def test_rows_that_would_leave_much_of_a_block_empty_run_on_into_one_more():
+    rng = np.random.default_rng(0)
+    rows = groups(rng, [50] * 512)
+    assert sum(batch.size for batch in packs_of(rows, streams=2)) <= 1.13 * live(rows)
+
+
 def test_what_is_left_of_a_pack_is_computed_in_quarters():
     rng = np.random.default_rng(0)
     assert [batch.size for batch in packs_of(groups(rng, [20] * 8, prompt=32))] == [256]
