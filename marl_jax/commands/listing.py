@@ -57,7 +57,7 @@ def _shown(entry: Entry, placed: bool) -> str:
     text = f"{entry.what} [{entry.where}]" if placed and entry.where else entry.what
     indent = " " * NAME
     if len(entry.name) < NAME:
-        return filled(text, initial_indent=f"{entry.name:<{NAME}}", subsequent_indent=indent)
+        return filled(text, initial_indent=f"{entry.name:<{NAME}}", subsequent_indent=indent) or entry.name
     return f"{entry.name}\n{filled(text, initial_indent=indent, subsequent_indent=indent)}"
 
 
