@@ -106,7 +106,7 @@ def fingerprint(tree: Tree) -> int:
 
 @jax.jit
 def sum_of_bits(leaf: jax.Array) -> jax.Array:
-    """A number that changes with any bit of an array of at most 32. An integer sum, so that its order says nothing."""
+    """A number that changes with any bit of numbers of up to 32. An integer sum, so that its order says nothing."""
     leaf = leaf if leaf.dtype.itemsize == 4 else leaf.astype(jnp.float32)
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
     places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
