@@ -37,6 +37,19 @@ QUIET = (
     "disable-component-update",
     "disable-sync",
 )
+BROKEN = """() => {  // the parts of names, up to a sign, that lie on two lines
+    const found = [];
+    for (const name of document.querySelectorAll("tbody th")) {
+        const texts = document.createTreeWalker(name, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) for (const part of texts.currentNode.data.matchAll(/[^\\s+_/-]+/g)) {
+            const range = document.createRange();
+            range.setStart(texts.currentNode, part.index);
+            range.setEnd(texts.currentNode, part.index + part[0].length);
+            if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) found.push(part[0]);
+        }
+    }
+    return found;
+}"""
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
@@ -529,6 +542,15 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
         rows = told.value.path().read_text().splitlines()
         assert told.value.suggested_filename == f"{name}.csv" and len(rows) == {"map": 8, "Runs": 15}[name]
         assert rows[0].startswith(wanted[0]) and any(row.startswith(wanted[1]) for row in rows)
+
+
+def test_on_a_phone_names_are_wrapped_behind_their_signs(visit, tmp_path):
+    name = "single_token_matched-shared-xs-math+rounds6+multiplicity+regime"
+    along = {10 * k: [1.0] * 20 + [0.0] * 44 for k in range(3)}
+    for seed in (0, 1):
+        run(tmp_path / "runs" / name / f"seed-{seed}", seed, along, name)
+    page = visit(write_overview(read_study(tmp_path / "runs"), tmp_path / "page")[0], 390)
+    assert page.locator("tbody th").get_by_text(name).count() and page.evaluate(BROKEN) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
