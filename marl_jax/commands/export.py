@@ -39,12 +39,8 @@ from marl_jax.runs.loading.stored import (
 
 FORMATS = ("hf", "peft")
 DTYPES = ("float32", "bfloat16")
-_WRITTEN = (
-    "config.json",
-    "generation_config.json",
-    "model",
-    "adapter_",
-)  # how names of files begin that are written
+# How the names of written files begin.
+_WRITTEN = ("config.json", "generation_config.json", "model", "adapter_")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,10 +107,8 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
 
     def block(rows: jax.Array, width_here: int) -> Any:
         fed = tokens.at[rows].get(mode="clip")[:, :width_here]
-        x, angles = (
-            qwen3.embed(weights.params, fed),
-            qwen3.rotation(config, jnp.broadcast_to(jnp.arange(width_here), fed.shape)),
-        )
+        x = qwen3.embed(weights.params, fed)
+        angles = qwen3.rotation(config, jnp.broadcast_to(jnp.arange(width_here), fed.shape))
         room = ((0, 0), (0, 0), (0, 0), (0, width - width_here))
 
         def step(x: jax.Array, one: tuple[Tree, LayerLora | None]) -> tuple[jax.Array, Any]:

@@ -61,9 +61,8 @@ class Halves(NamedTuple):
     """A step in parts that are pure functions, too: as separate programs they can be compiled side by side."""
 
     play: Callable[[State, jax.Array, Tasks], tuple[Columns, dict[str, Any]]]
-    learn: Callable[
-        [str, State, Columns], tuple[State, Columns, dict[str, Any]]
-    ]  # of one policy, in order of names
+    # Of one policy, in order of names.
+    learn: Callable[[str, State, Columns], tuple[State, Columns, dict[str, Any]]]
 
     def step(self, state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
         """The whole step."""

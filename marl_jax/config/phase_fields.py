@@ -39,9 +39,8 @@ class Phase:
     flatten: str = ""  # with calls from a source: the role whose sequence each of its episodes becomes
     collect: bool = False  # keep all calls of its steps in the run's folder
     start: str = "last"  # of what trains: last, base, or RUN@STEP, a checkpoint of a run
-    copies: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # policy -> the policy whose weights it begins with
+    # policy -> the policy whose weights it begins with
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optimiser: Literal["keep", "fresh"] = "keep"  # fresh: no moments, and its schedule from the beginning
     reference: str = "base"  # of KL and pair objectives: base, start (of the phase), or RUN@STEP
 

@@ -44,9 +44,8 @@ def lifted(tree: Tree, mesh: Mesh) -> Tree:
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return leaf
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
-        leaf = jax.device_put(
-            leaf, NamedSharding(mesh.local_mesh, spec)
-        )  # where it is already, but for scalars
+        # Where it is already, but for scalars.
+        leaf = jax.device_put(leaf, NamedSharding(mesh.local_mesh, spec))
         pieces = [shard.data for shard in leaf.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, NamedSharding(mesh, spec), pieces)
 

@@ -50,9 +50,8 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write one file, with the permissions that new files have."""
     from safetensors.numpy import save_file
 
-    save_file(
-        dict(arrays), path, metadata={"format": "pt"}
-    )  # which makes a file that only its owner may read
+    save_file(dict(arrays), path, metadata={"format": "pt"})
+    # Until here only its owner may read it.
     user_cache.as_usual(path, 0o666)
 
 

@@ -25,10 +25,9 @@ class Lengths:
 
     mean: float = 0.5
     sigma: float = 0.6  # of the logarithm; 0: all are alike. Assumed; a micro run had 0.57
-    recorded: Mapping[str, Sequence[int]] = dataclasses.field(
-        default_factory=dict
-    )  # by role, tokens; instead
-    source: str = ""  # of those
+    # By role, lengths in tokens that take the place of the distribution, and where they were recorded.
+    recorded: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    source: str = ""
 
     def __str__(self) -> str:
         spread = f" on average (lognormal, sigma {self.sigma:g}, cut at the longest)" if self.sigma else ""

@@ -154,11 +154,9 @@ class _Schedule:
         self.finished = finished
         self.live: dict[Seat, Running] = {}
         self.done: dict[int, Episode] = {}
-        self._open: collections.Counter[int] = (
-            collections.Counter()
-        )  # paths of an episode that have not ended
-        # those that have
-        self._ended: dict[int, list[tuple[Running, Episode]]] = collections.defaultdict(list)
+        # By episode: how many of its paths are under way, and those that have ended.
+        self._open = collections.Counter[int]()
+        self._ended = collections.defaultdict[int, list[tuple[Running, Episode]]](list)
         # (engine, ticket) -> (the waiting path, position in the batch, facts for the record)
         self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
         self._now = 0  # dispatches so far: the clock of the schedule

@@ -198,9 +198,8 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
     updates = {name: own.updates for name, own in made.learner.items()}
     if what := broken_update(made.report, state.updates, updates):
         raise diverged(run.folder, run.config, state.step + 1, what)
-    played = (
-        made.table if at.phase.source == "play" else made.table.take([])
-    )  # others were counted when played
+    # Calls from elsewhere were counted when they were played.
+    played = made.table if at.phase.source == "play" else made.table.take([])
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner, form = made.learner, step_metrics.form(made.table)
     if made.failure:  # the next start counts anew

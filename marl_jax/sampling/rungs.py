@@ -123,9 +123,8 @@ def best_lengths(
     steps_at = np.zeros(len(ends) + 1)  # steps that need so many multiples
     for prompt, new in calls:
         token = np.arange(new)
-        columns = (
-            prompt - 1 + np.minimum(token - token % steps + steps, new)
-        )  # positions written by the token's dispatch
+        # Positions written by the token's dispatch.
+        columns = prompt - 1 + np.minimum(token - token % steps + steps, new)
         steps_at += np.bincount(-(-columns // multiple), minlength=len(steps_at))
     until = np.cumsum(steps_at)
     # least[j]: the cost of the steps below ends[j - 1] with so many lengths, the last of them ends[j - 1].

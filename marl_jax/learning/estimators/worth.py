@@ -41,11 +41,7 @@ class RowsError(UserError, ValueError):
     """A user's function of `advantages.rows` raised, or did not return such columns."""
 
 
-ROW_COLUMNS = (
-    "weight",
-    "clip_low",
-    "clip_high",
-)  # factor of a row's advantage, and its clip range
+ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
 
 Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 

@@ -49,9 +49,8 @@ def verdict(chars: jax.Array) -> jax.Array:
     begins = place_before(~word) + 1  # of the word that each character is in
     marks = [starts(lower, command) for command in ("\\text", "\\math", "\\boxed")]
     commands = following(functools.reduce(jnp.logical_or, marks), -1)
-    styling = word & commands.at[begins].get(
-        mode="fill", fill_value=False
-    )  # a command and what adheres to it
+    # A command and what adheres to it.
+    styling = word & commands.at[begins].get(mode="fill", fill_value=False)
     kept = letter & ~styling
     rank, total = jnp.cumsum(kept) - 1, jnp.sum(kept)
 

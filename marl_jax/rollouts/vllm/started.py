@@ -112,9 +112,8 @@ class Started:
         """The chosen port, or one that is free."""
         port = urlsplit(self._chosen.url).port or 0
         with socket.socket() as one:
-            one.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # it may have been a dead server's until now
+            # The port may have been a dead server's until now.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 one.bind((LOCAL, port))
             except OSError as error:
