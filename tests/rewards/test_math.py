@@ -373,6 +373,12 @@ SAME = {
         (r"x = \pm 2", "-2, 2"),
         (r"\text{Area} = 12", "12"),
         ("(x,y)=(1,2)", "(1,2)"),
+        (r"(r,\theta)=(2,\frac{\pi}{3})", r"(2,\frac{\pi}{3})"),
+        (r"D = \mathbb{R} \setminus \{1\}", r"\mathbb{R} \setminus \{1\}"),
+        (r"D_f = (-\infty,0] \cup [2,5) \cup (5,\infty)", r"(-\infty,0] \cup [2,5) \cup (5,\infty)"),
+        (r"A \cap B = \{1,3\}", r"\{1,3\}"),
+        (r"\{1,3\}", r"A \cap B = \{1,3\}"),
+        (r"(\complement_U A) \cup B = [1,2)", "[1,2)"),
     ],
     "equations with the same solutions": [
         ("2x - y + 1 = 0", "y=2x+1"),
@@ -663,6 +669,8 @@ DIFFERENT = {
         (r"5 \text{ to } 6", "5"),
         ("x>5", "5"),
         (r"x \ne 5", "x=5"),
+        (r"A \cup B = \{1,3\}", r"A \cap B = \{1,3\}"),
+        (r"A \cap B = \{1,3\}", r"\{1,2,3\}"),
     ],
     "what agrees at some values only": [
         (r"\ln 2/2", "0"),

@@ -53,9 +53,13 @@ def readings(text: str) -> Iterator[Node]:
 def read(text: str) -> Node:
     """The structure of a cleaned answer. A part of it may be read once for each form that it may have."""
     text = text.strip()
-    if _SET_OPERATOR.search(text) and len(parts := _split(text, _SET_OPERATOR)) > 1:
-        sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
-        return _text(text) if others else _set_algebra(sign, tuple(map(read, parts))) or _text(text)
+    if _SET_OPERATOR.search(text):
+        name, *values = _split(text, _EQUALS)
+        if len(values) == 1 and is_label(name):  # not an operand: D = \mathbb{R} \setminus \{1\}
+            return ("equation", (name, *values))
+        if len(parts := _split(text, _SET_OPERATOR)) > 1:
+            sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
+            return _text(text) if others else _set_algebra(sign, tuple(map(read, parts))) or _text(text)
     if len(parts := _split(text, _SEPARATOR)) > 1:
         if not all(parts):
             return _text(text)
@@ -78,6 +82,7 @@ _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
+_EQUALS = re.compile("=")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
@@ -97,8 +102,9 @@ _CONDITION = re.compile(
 )
 _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
-    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,\s*[A-Za-z])+\)"
+    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\({_NAME}(?:,\s*{_NAME})+\)"
     r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
+    r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
 # A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle; |x| = 5 and \\sin x = 1
 # are to be solved.
@@ -298,7 +304,7 @@ def _text(text: str) -> Node:
 
 
 def is_label(text: str) -> bool:
-    """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area."""
+    """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area, A \\cap B."""
     return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
 
 
