@@ -304,8 +304,8 @@ def _text(text: str) -> Node:
 
 
 def is_label(text: str) -> bool:
-    """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area, A \\cap B."""
-    return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
+    """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area, A \\cap B; \\pi is a value."""
+    return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip())) and text.strip() != "\\pi"
 
 
 def is_asked(text: str) -> bool:
