@@ -61,6 +61,8 @@ SAME = {
         ("x=5", "x=2+3=5"),
         ("y=2(x-1)+3=2x+1", "y=2x+1"),
         (r"\angle A=180^\circ-120^\circ=60^\circ", r"\angle A=60^\circ"),
+        ("5!=120", "120"),
+        (r"\binom{4}{2}\cdot3!=36", "36"),
     ],
     "a value with its rounding": [
         (r"2\sqrt3\approx3.46", r"2\sqrt3"),
@@ -489,6 +491,7 @@ SAME = {
         (r"(-\infty,0) \cup (0,\infty)", r"\mathbb{R} \setminus \{0\}"),
         (r"\mathbb{R} \setminus \{0\}", r"x \neq 0"),
         (r"x \neq 0", r"(-\infty,0) \cup (0,\infty)"),
+        ("x!=0", r"x \neq 0"),
         (r"\{x \in \mathbb{R} \mid x \ne 0\}", r"\mathbb{R} - \{0\}"),
         (r"\mathbb{R} \backslash \{-1,1\}", r"(-\infty,-1)\cup(-1,1)\cup(1,\infty)"),
         (r"x \ne \pm 1", r"\mathbb{R} \setminus \{1,-1\}"),
@@ -562,6 +565,7 @@ DIFFERENT = {
     ],
     "steps that do not lead to it": [
         ("x=2+4=5", "x=5"),
+        ("5!=121", "121"),
         ("y=2+3=5", "x=5"),
         (r"2\sqrt3=3.46", r"2\sqrt3"),
         (r"2\sqrt3\approx3.46", "3.46"),

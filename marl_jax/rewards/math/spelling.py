@@ -248,7 +248,7 @@ _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
-_COMPARISON = re.compile(r"<=|>=|=<|!=|==")
+_COMPARISON = re.compile(r"<=|>=|=<|(?<![\d)}])!=|==")  # 5!=120 holds a factorial
 _LETTER_CHOICE = re.compile(r"^\(?([A-Z])[).:]$")
 _OPTION = re.compile(
     r"(?:(?:option|choice|answer):? \(?(?P<named>[A-J])\)?[.:]?(?![A-Za-z])|\(?(?P<marked>[A-J])(?:\)|[.:](?= )))"
