@@ -12,7 +12,7 @@ from marl_jax.rewards.math.units import UNIT_LETTERS
 def clean(text: str) -> str:
     """The answer without delimiters, styling, and variants of spelling."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", _typeset(_visible(text)).translate(_UNICODE))
+        text = unicodedata.normalize("NFKC", _typeset(_visible(text)).translate(_UNICODE)).translate(_UNICODE)
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if any(mark in text for mark in "\\$~"):
@@ -147,6 +147,8 @@ _PLAIN_TABLE = r"""
 _UNICODE_TABLE = r"""
     -      − – — ‐ ‑
     '      ’ ‘ ′
+    .      。
+    ,      、
     (      ⟨
     )      ⟩
     \cdot  · ⋅ ∙
@@ -156,11 +158,6 @@ _UNICODE_TABLE = r"""
     :      ∶
     \approx ≈ ≃
     \angle ∠ ∡
-    \pi    π
-    \theta θ
-    \Omega Ω
-    \alpha α
-    \beta  β
     \infty ∞
     \sqrt  √
     \sqrt[3] ∛
@@ -199,6 +196,12 @@ _UNICODE = {
     ord(char): spelling if len(spelling) == 1 else f"{spelling} "
     for char, spelling in _spellings(_UNICODE_TABLE).items()
 }
+_GREEK = """
+    α=alpha β=beta γ=gamma δ=delta ε=epsilon θ=theta λ=lambda μ=mu π=pi ρ=rho σ=sigma τ=tau φ=phi ω=omega Γ=Gamma
+    Δ=Delta Θ=Theta Π=Pi Σ=Sigma Φ=Phi Ω=Omega
+"""
+_UNICODE |= {ord(pair[0]): f"\\{pair[2:]} " for pair in _GREEK.split()}
+_UNICODE |= {0x2460 + i: rf"\textcircled{{{i + 1}}}" for i in range(20)}  # NFKC makes ①③ 13
 _HIGH = "²³¹\u02b0-\u02b8\u02e0-\u02e4\u1d2c-\u1d61\u1d9b-\u1dbf\u2070-\u207f"
 _LOW = "\u1d62-\u1d6a\u2080-\u209c\u2c7c"
 _RAISED, _LOWERED, _SLASHED = (
