@@ -87,7 +87,7 @@ _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:a
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
-_SINGLE = re.compile(r"\{\s*([A-Za-z\d])\s*\}")
+_SINGLE = re.compile(r"\{\s*([A-Za-z\d]|\\[A-Za-z]+)\s*\}")
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
 # Where degrees mean more than their number.
 _NO_UNIT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|=")

@@ -30,6 +30,7 @@ def clean(text: str) -> str:
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
         text = _LAST_ROW.sub("", text)
+        text = _PRIMES.sub(lambda found: "'" * found.group().count("prime"), text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
@@ -227,6 +228,7 @@ _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
+_PRIMES = re.compile(r"\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime(?![A-Za-z])\s*)+\})")
 _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
 _NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
