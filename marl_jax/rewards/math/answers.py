@@ -336,7 +336,9 @@ def _scalar(text: str) -> Node:
     try:
         if numeral is not None:
             base = _BASES.get(numeral["base"]) or int(numeral["base"])
-            return ("text", f"{int(numeral['digits'], base)} in base {base}")
+            value = int(numeral["digits"], base)
+            decimal = ("scalar", number(value), False, unit, percent)
+            return decimal if base == 10 else ("text", f"{value} in base {base}")
         tree, unfinished = parse(body)
         tree = multiply([number(scale), tree]) if scale != 1 else tree
     except ValueError:
