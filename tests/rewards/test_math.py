@@ -67,6 +67,8 @@ SAME = {
     "a value with its rounding": [
         (r"2\sqrt3\approx3.46", r"2\sqrt3"),
         (r"$\frac13\approx0.333$", "1/3"),
+        (r"25\pi\approx78.54\text{ cm}^2", r"25\pi"),
+        (r"25\pi\text{ cm}^2\approx78.54\text{ cm}^2", r"25\pi\text{ cm}^2"),
         (r"x = 2\sqrt3 ≈ 3.46", r"x = 2\sqrt3"),
         (r"P(X=2)\approx 0.35", "0.35"),
         ("≈ 3.14", "3.14"),
@@ -580,6 +582,7 @@ DIFFERENT = {
         ("y=2+3=5", "x=5"),
         (r"2\sqrt3=3.46", r"2\sqrt3"),
         (r"2\sqrt3\approx3.46", "3.46"),
+        (r"25\pi\approx78.54\text{ cm}", r"25\pi\text{ cm}^2"),
     ],
     "other points": [
         (r"a<0 \text{ or } a=2", r"(-\infty,0)\cup\{1\}"),

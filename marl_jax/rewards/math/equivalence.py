@@ -53,7 +53,10 @@ from marl_jax.rewards.warn import ungraded
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
-_ROUNDED = re.compile(r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+\s*\$?\.?\s*")
+_ROUNDED = re.compile(
+    r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+"
+    r"(?:\\?[ ,;~])*+(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*\$?\.?\s*"
+)
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
@@ -143,9 +146,11 @@ def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
 
 
 def _exact(text: str) -> str:
-    r"""The value of 2\sqrt3 \approx 3.46; of x \approx 3.46 there is no other than the rounded one."""
+    r"""The value of 2\sqrt3 \approx 3.46, with its unit; of x \approx 3.46 there is no other than the rounded one."""
     found = _ROUNDED.fullmatch(text)
-    return text if found is None or is_asked(clean(found["exact"])) else found["exact"]
+    if found is None or is_asked(clean(found["exact"])):
+        return text
+    return found["exact"] + ("" if found["exact"].endswith(found["unit"]) else " " + found["unit"])
 
 
 @lru_cache(1 << 14)
