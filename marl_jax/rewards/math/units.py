@@ -163,6 +163,8 @@ _ABBREVIATIONS = """
     sec=second secs=second min=minute mins=minute h=hour hr=hour hrs=hour yr=year yrs=year l=liter L=liter
     ml=milliliter mL=milliliter sq=square cu=cubic metre=meter metres=meter centimetre=centimeter
     centimetres=centimeter kilometre=kilometer kilometres=kilometer litre=liter litres=liter usd=dollar deg=degree
+    gal=gallon tsp=teaspoon tbsp=tablespoon wks=week mol=mole cal=calorie kcal=kilocalorie atm=atmosphere kpa=kilopascal
+    kW=kilowatt kwh=kilowatthour khz=kilohertz mhz=megahertz ghz=gigahertz eV=electronvolt
     rad=radian Hz=hertz N=newton J=joule W=watt V=volt K=kelvin kN=kilonewton kJ=kilojoule am=am pm=pm
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
