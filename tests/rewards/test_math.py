@@ -79,6 +79,7 @@ SAME = {
         (r"(-\infty,0)\cup\{1\}", r"a=1 \text{ or } a<0"),
     ],
     "subscripts": [
+        ("x_1=1, x_2=-1/3", r"x_{1}=1, x_{2}=-\frac{1}{3}"),
         ("F_n+F_{n-1}", "F_{n-1}+F_n"),
         (r"a_{n+1}\cdot 2", "2a_{n+1}"),
         (r"\frac{v^2_0}{g}", "v_0^2/g"),
@@ -590,7 +591,11 @@ DIFFERENT = {
         (r"a<0 \text{ or } a=2", r"(-\infty,0)\cup\{1\}"),
         (r"a<0 \text{ or } b=1", r"(-\infty,0)\cup\{1\}"),
     ],
-    "other subscripts": [("F_{n-1}", "F_{n+1}"), (r"v^2_0/g", "v_1^2/g")],
+    "other subscripts": [
+        ("x_1=1, x_2=3", "x_{1}=3, x_{2}=1"),
+        ("F_{n-1}", "F_{n+1}"),
+        (r"v^2_0/g", "v_1^2/g"),
+    ],
     "the other sign of a root": [("x+1", r"\sqrt{x^2+2x+1}")],
     "many digits of a value that has more": [
         ("1.41421356237309504880168872420969807856967", r"\sqrt2"),

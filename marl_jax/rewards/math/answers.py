@@ -298,9 +298,14 @@ def _finished(node: Node) -> Node:
 def _text(text: str) -> Node:
     """Words fold their case and lose their marks; in a formula braces, case, primes and factorials mean something."""
     if "\\" in text:
-        return ("text", re.sub(r"\s+", "", _SINGLE.sub(r"\1", text)).strip('.,;:?"'))
+        return ("text", re.sub(r"\s+", "", unbraced(text)).strip('.,;:?"'))
     bare = _EXCLAIMED.sub("", re.sub(r"[\s{}]+", "", text).casefold().strip('.,;:?"'))
     return ("text", bare.strip("'") if bare.startswith("'") else bare)
+
+
+def unbraced(text: str) -> str:
+    """The text without braces around one letter, digit or command: x_1 for x_{1}."""
+    return _SINGLE.sub(r"\1", text)
 
 
 def is_label(text: str) -> bool:

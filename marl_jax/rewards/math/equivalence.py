@@ -30,7 +30,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from marl_jax.rewards.math import math_pool
-from marl_jax.rewards.math.answers import Node, difference, is_asked, is_label, read, readings
+from marl_jax.rewards.math.answers import Node, difference, is_asked, is_label, read, readings, unbraced
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.math.expressions import (
     POINTS,
@@ -255,7 +255,8 @@ class _Comparison:
         for label, value in (golds, golds[::-1]) if len(golds) == 2 else ():
             if is_label(label):
                 for other, stated in (ours, ours[::-1]) if len(ours) == 2 else ():
-                    if squeeze(other) == squeeze(label) and self.same(read(stated), read(value)):
+                    named = squeeze(unbraced(other)) == squeeze(unbraced(label))
+                    if named and self.same(read(stated), read(value)):
                         return True
         given, theirs = difference(ours), difference(golds)
         if given is None or theirs is None or not variables(theirs) or _solved(golds):
