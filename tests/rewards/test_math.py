@@ -156,6 +156,7 @@ SAME = {
     ],
     "spacing, styling and delimiters mean nothing": [
         (r"\mathbf{\frac{1}{2}}", r"1/2"),
+        (r"\boldsymbol{\frac{\sqrt{\frac{3}{4}}}{2}}", r"\frac{\sqrt{3}}{4}"),
         (r"\text{$\frac{1}{2}$}", r"1/2"),
         (r"\mathbf{\{1,2\}}", r"1,2"),
         (r"$\frac{1}{2}$", "0.5"),

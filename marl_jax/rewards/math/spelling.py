@@ -235,9 +235,12 @@ _NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z
 _ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
 _ELLIPSIS = re.compile(r",\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
+_BRACED = r"[^{}]*"  # with braces in it, down to three levels
+for _ in range(3):
+    _BRACED = rf"[^{{}}]*(?:\{{{_BRACED}\}}[^{{}}]*)*"
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
-    r"|underline)(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
+    rf"|underline)(?![A-Za-z])\s*\{{({_BRACED})\}}"
 )
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"
