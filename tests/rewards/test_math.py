@@ -62,6 +62,7 @@ SAME = {
         ("y=2(x-1)+3=2x+1", "y=2x+1"),
         (r"\angle A=180^\circ-120^\circ=60^\circ", r"\angle A=60^\circ"),
         ("5!=120", "120"),
+        (r"\frac14=25\%", "1/4"),
         (r"\binom{4}{2}\cdot3!=36", "36"),
     ],
     "a value with its rounding": [
@@ -583,6 +584,7 @@ DIFFERENT = {
     "steps that do not lead to it": [
         ("x=2+4=5", "x=5"),
         ("5!=121", "121"),
+        (r"\frac14=20\%", r"20\%"),
         ("y=2+3=5", "x=5"),
         (r"2\sqrt3=3.46", r"2\sqrt3"),
         (r"2\sqrt3\approx3.46", "3.46"),

@@ -270,6 +270,8 @@ class _Comparison:
         return (label, last) if derived and all(self.same_value(step, last) for step in steps) else parts
 
     def same_value(self, step: str, last: str) -> bool:
+        if "%" in step + last:
+            return self.same(read(step), read(last))
         try:
             return self.same_tree(parse(step)[0], parse(last)[0])
         except (Unreadable, TooBig):
