@@ -21,6 +21,8 @@ def measure(text: str) -> tuple[str, str, int]:
         return body[: found.start()].rstrip(), "degree" + found["scale"].upper(), 1
     elif (found := _OHMS.search(body)) is not None:
         return body[: found.start()].rstrip(), found["scale"] + "ohm", 1
+    elif (found := _CHINESE.search(body)) is not None:
+        return body[: found.start()], _CHINESE_UNITS[found["unit"]], 1
     if not unit and (found := _COMPOUND.search(body)) is not None:
         quantity, name = body[: found.start()].rstrip(), _compound(found.group())
         if name and _QUANTITY.search(quantity) and not _WORD.search(quantity):
@@ -172,6 +174,14 @@ UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter)
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
 _ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
 _ALIASES |= {"mph": "mile per hour", "kph": "kilometer per hour", "kmh": "kilometer per hour"}
+_IN_CHINESE = """
+    元=yuan 毫米=millimeter 厘米=centimeter 米=meter 千米=kilometer 公里=kilometer 平方厘米=centimeter^2
+    平方米=meter^2 平方千米=kilometer^2 立方厘米=centimeter^3 立方米=meter^3 毫升=milliliter 升=liter 克=gram
+    千克=kilogram 公斤=kilogram 吨=tonne 秒=second 分钟=minute 小时=hour 天=day 年=year 岁=year 度=degree
+    人=person 个=个 只=只 本=本 种=种 次=次
+"""
+_CHINESE_UNITS = dict(pair.split("=") for pair in _IN_CHINESE.split())
+_CHINESE = re.compile(rf"(?<=[\d)}}])\s*(?P<unit>{'|'.join(_CHINESE_UNITS)})$")
 _COUNTED = """
     unit gallon quart pint cup teaspoon tablespoon ton tonne acre hectare week day month decade century night cent yen
     penny nickel dime euro pound rupee peso yuan revolution rpm ampere ohm kilowatt megawatt calorie pascal atmosphere
