@@ -154,7 +154,7 @@ def _solutions(items: tuple[Node, ...]) -> Node | None:
         return None
     sets: list[Node] = []
     for item in items:
-        if item[0] == "equation" and len(item[1]) == 2 and item[1][0] in names:
+        if item[0] == "equation" and len(item[1]) == 2 and unbraced(item[1][0]) in names:
             sets.append(("set", (read(item[1][1]),)))
         elif _is_condition(item):
             sets.append(item)
@@ -205,7 +205,8 @@ def _described(inner: str) -> Node | None:
         return None
     node = read(found["condition"])
     ranges = node[1] if node[0] == "union" else (node,)
-    return node if all(_is_condition(part) and part[4] == found["name"] for part in ranges) else None
+    name = unbraced(found["name"])
+    return node if all(_is_condition(part) and part[4] == name for part in ranges) else None
 
 
 def _is_condition(node: Node) -> bool:
@@ -288,7 +289,8 @@ def difference(parts: Sequence[str]) -> Tree | None:
 
 
 def _interval(items: tuple[Node, Node], open_ends: tuple[bool, bool], variable: str) -> Node:
-    return ("bracket", "(" if open_ends[0] else "[", ")" if open_ends[1] else "]", items, variable)
+    left, right = "(" if open_ends[0] else "[", ")" if open_ends[1] else "]"
+    return ("bracket", left, right, items, unbraced(variable))
 
 
 def _finished(node: Node) -> Node:
