@@ -78,6 +78,7 @@ SAME = {
     "intervals with points": [
         (r"a<0 \text{ or } a=1", r"(-\infty,0)\cup\{1\}"),
         (r"(-\infty,0)\cup\{1\}", r"a=1 \text{ or } a<0"),
+        (r"\{a \mid a<0 \text{ or } a=1\}", r"(-\infty,0)\cup\{1\}"),
     ],
     "subscripts": [
         ("x_1=1, x_2=-1/3", r"x_{1}=1, x_{2}=-\frac{1}{3}"),
@@ -598,6 +599,7 @@ DIFFERENT = {
     "other points": [
         (r"a<0 \text{ or } a=2", r"(-\infty,0)\cup\{1\}"),
         (r"a<0 \text{ or } b=1", r"(-\infty,0)\cup\{1\}"),
+        (r"\{a \mid b<0 \text{ or } b=1\}", r"(-\infty,0)\cup\{1\}"),
     ],
     "other subscripts": [
         ("x_1=1, x_2=3", "x_{1}=3, x_{2}=1"),

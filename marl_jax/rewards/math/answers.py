@@ -204,9 +204,9 @@ def _described(inner: str) -> Node | None:
     if found is None:
         return None
     node = read(found["condition"])
-    ranges = node[1] if node[0] == "union" else (node,)
+    ranges = [part for part in node[1] if part[0] != "set"] if node[0] == "union" else [node]
     name = unbraced(found["name"])
-    return node if all(_is_condition(part) and part[4] == name for part in ranges) else None
+    return node if ranges and all(_is_condition(part) and part[4] == name for part in ranges) else None
 
 
 def _is_condition(node: Node) -> bool:
