@@ -150,6 +150,8 @@ _UNICODE_TABLE = r"""
     '      ’ ‘ ′
     .      。
     ,      、
+    \lor   或
+    \land  且 和
     (      ⟨
     )      ⟩
     \cdot  · ⋅ ∙
