@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from marl_jax import fields
 from marl_jax.fields import Count
 from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import is_frozen, policy_names, role_of_key, trained_policies
 
@@ -152,6 +153,13 @@ def problems(config: "RunFields") -> Iterator[str]:
             chosen = learner_of(learner, phase)
         except ValueError as error:
             yield f"{where}: {error}"
+        kind = phase.objective or chosen.loss.kind
+        sampled = chosen.loss.heeds_sampler or chosen.old_logprobs == "sampler"
+        if phase.flatten and sampled and kind not in OBJECTIVES:
+            yield (
+                f"{where}.flatten makes texts that nobody sampled, and {kind} needs their log-probs under the sampler: "
+                f"set objective to one of {', '.join(OBJECTIVES)}"
+            )
         interventions, of_run = chosen.interventions, learner.interventions.named
         for setting, names in interventions.named.items():  # those of the whole run are checked with it
             for name in sorted({*names} - {*roles} - {*of_run[setting]}):

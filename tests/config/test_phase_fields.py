@@ -91,6 +91,10 @@ def test_who_trains():
         ({"steps": 5, "learner": {"learning_rates": {"p7": 0.1}}}, "names 'p7', which is no policy"),
         ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
+        (
+            {"steps": 5, "source": "calls", "flatten": "generator"},
+            "needs their log-probs under the sampler: set objective to one of sft",
+        ),
         ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),
         (
             {"steps": 5, "roles": ["generator/3"]},
