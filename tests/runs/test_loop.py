@@ -1,6 +1,7 @@
 """A run makes the steps it was asked for, leaves what its folder promises, and refuses what it cannot train on."""
 
 import dataclasses
+import functools
 import html
 import io
 import json
@@ -14,7 +15,13 @@ import pytest
 from run_kit import quiet, records, run, same
 from tiny_run import letters, tiny_config
 
-from marl_jax.config.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
+from marl_jax.config.run_config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    WorkflowConfig,
+    load_config,
+)
 from marl_jax.errors import RunError
 from marl_jax.learning import AdvantageConfig
 from marl_jax.models.tokenizer import build_micro_tokenizer
@@ -25,7 +32,7 @@ from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
-from marl_jax.runs.loading.parts import PartsError, load_parts
+from marl_jax.runs.loading.parts import PartsError, load_parts, model_configs
 from marl_jax.sampling import engine
 from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError, Task
@@ -285,6 +292,18 @@ def test_prompts_that_are_all_too_long_are_told_before_anything_is_compiled(base
         PartsError, match=r"engine\.max_prompt is 4, and the shortest prompt of 16 problems has \d\d tokens"
     ):
         loop.train(short, tmp_path / "run", live=quiet())
+
+
+def test_a_phase_copies_no_adapter_to_another_base():
+    """Over other weights it is another model, though its arrays fit."""
+    changes = [
+        ("policies.bases", '{"p1": "configs/bases/recipes-xs"}'),
+        ("phases", '[{"steps": 5, "copies": {"p1": "p0"}}]'),
+    ]
+    load = functools.partial(load_config, "configs/micro.py:voting-isolated-xs-math")
+    with pytest.raises(PartsError, match="copies 'p0' to 'p1', which has its adapter on another base"):
+        model_configs(load([*changes, ("policies.train", "lora")]))
+    assert model_configs(load(changes)).keys() == {"p0", "p1"}  # whole weights bring all that they are
 
 
 def test_failures_below_the_threshold_of_the_configuration_are_told_once(base, tmp_path):

@@ -330,15 +330,19 @@ def _tokenizer(directory: str, model: ModelConfig) -> Any:
 def _check_copies(
     config: RunConfig, specs: Mapping[str, PolicySpec], models: Mapping[str, ModelConfig]
 ) -> None:
-    """Refuse a phase that copies a policy to one of another form."""
+    """Refuse a phase that copies a policy to one where its weights would be another model."""
     for number, phase in enumerate(config.phases, 1):
         for to, of in phase.copies.items():
             target, theirs = specs[to], specs[of]
             if models[target.base] != models[theirs.base] or target.lora != theirs.lora:
-                raise PartsError(
-                    f"phase {phase.name or number} copies '{of}' to '{to}', which has weights of another form: give "
-                    "both bases of one shape, and adapters both or neither"
-                )
+                why = "weights of another form: give both bases of one shape, and adapters both or neither"
+            elif target.base != theirs.base and target.lora:
+                why = "its adapter on another base: give both one base, or train them in full"
+            elif digest_tokenizer(target.base) != digest_tokenizer(theirs.base):
+                why = "another tokenizer: give both bases of one tokenizer"
+            else:
+                continue
+            raise PartsError(f"phase {phase.name or number} copies '{of}' to '{to}', which has {why}")
 
 
 def _data_digest(tasks: Sequence[Task]) -> str:
