@@ -59,7 +59,7 @@ class Hosted:
         given, counts = run.phases.given(at, state.step), None
         if given is None:
             with finite(run, state):
-                given, counts = self._played(run, state, clock)
+                given, counts = self._played(run, state, at, clock)
         run.live.phase("learning")
         learner = run.phases.learner(at.phase)
         with clock("learn", lambda: learner.watch.seconds):
@@ -88,7 +88,9 @@ class Hosted:
         counted = {f"draws/{name}": value for name, value in draws.items()}
         return Made(table, groups, counted, report, trees, learned, failure)
 
-    def _played(self, run: Run, state: State, clock: Clock) -> tuple[Table, "ResampleCounts | None"]:
+    def _played(
+        self, run: Run, state: State, at: Place, clock: Clock
+    ) -> tuple[Table, "ResampleCounts | None"]:
         """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling."""
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
@@ -128,7 +130,14 @@ class Hosted:
             tasks = tasks_of_step(run, state)
             if draws == 1:
                 return reward(sample(tasks, 0)), None
-            return resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
+
+            def learns(table: Table) -> np.ndarray:
+                trains = table.replace(trains=run.phases.trains(at.phase, table))
+                return run.phases.learner(at.phase).learns(trains, state.step)
+
+            return resample(
+                sample, reward, tasks, config.advantages, draws=draws, presets=presets, learns=learns
+            )
 
 
 def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
@@ -172,11 +181,12 @@ def resample(
     *,
     draws: int,
     presets: Presets | None = None,
+    learns: Callable[[Table], np.ndarray] = lambda table: np.ones(len(table), bool),
 ) -> tuple[Table, ResampleCounts]:
     """Sample every task, and up to `draws - 1` times more those without contrast; 1 is plain sampling.
 
-    `advantages` and `presets` define the groups, as in `with_advantages`. A task that stays flat to the end keeps its
-    last draw. The table has the episodes to learn from, task by task.
+    `advantages` and `presets` define the groups, as in `with_advantages`; `learns` says which calls are learned from. A
+    task that stays flat to the end keeps its last draw. The table has the episodes to learn from, task by task.
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; a problem is sampled at least once")
@@ -190,7 +200,7 @@ def resample(
         kept |= {task.id: [] for task in flat}
         for number, bare in enumerate(table.bare_episodes, drawn):
             kept[bare.task.id].append(number)
-        teaching = _teaching(table, advantages, presets)
+        teaching = _teaching(table, advantages, presets, learns(table))
         flat = [task for task in flat if task.id not in teaching]
         if not tables:
             first_flat, first_reward = len(flat), float(np.mean(table.reward)) if len(table) else 0.0
@@ -203,10 +213,12 @@ def resample(
     return Table.concat(tables).of_episodes([number for task in tasks for number in kept[task.id]]), counts
 
 
-def _teaching(table: Table, advantages: AdvantageConfig, presets: Presets | None) -> set[str]:
-    """The ids of tasks with an advantage that is not 0."""
+def _teaching(
+    table: Table, advantages: AdvantageConfig, presets: Presets | None, learned: np.ndarray
+) -> set[str]:
+    """The ids of tasks with an advantage that is not 0 among the calls that are learned."""
     compared, _ = with_advantages(table, dataclasses.replace(advantages, rows=None), presets)
-    rows = np.flatnonzero(np.nan_to_num(compared.advantage))
+    rows = np.flatnonzero(np.nan_to_num(compared.advantage) * learned)
     return {table.bare_episodes[number].task.id for number in table.episode[rows].tolist()}
 
 

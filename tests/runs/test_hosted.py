@@ -90,13 +90,18 @@ def test_one_draw_is_plain_sampling_and_a_draw_where_all_vary_is_the_last():
 
 
 def test_a_problem_varies_where_one_of_its_groups_does():
-    """Roles that earn differently are no variance by role; all calls of a problem as one group have some."""
+    """Roles that earn differently are no variance by role; all calls of a problem as one group have some.
+
+    That of calls that nobody learns from does not count.
+    """
     sample, roles = Sampler(("voter", "judge")), by_role(1, 0)
     flat = lambda *given, **options: resample(sample, *given, draws=2, **options)[1].flat
     assert flat(roles, TASKS, GROUPS) == 4
     assert flat(roles, TASKS, AdvantageConfig(group="task")) == 0
     one_judge = rewarded(lambda episode, call: call == 0 or episode.sample == 0)
     assert flat(one_judge, TASKS, GROUPS) == 0
+    voters = lambda table: table.having(role="voter")  # the judge is frozen
+    assert flat(one_judge, TASKS, GROUPS, learns=voters) == 4
     # Voters in slots of their own are compared each with itself.
     study = AdvantageConfig(group="study")
     with pytest.raises(ValueError, match=r"declared by workflows .* and not by this one"):
