@@ -23,11 +23,11 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.hosts.layout import mesh_of_all
 from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
 from marl_jax.learning.objectives import NEED_REFERENCE
-from marl_jax.policies import Tree, is_frozen
+from marl_jax.policies import PolicySpec, Tree, is_frozen
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.checkpoints import misfit, restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors, sync_file
-from marl_jax.run_folder.folder import FolderError
+from marl_jax.run_folder.folder import FolderError, digest_model, read, read_config
 from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
 from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.state import State
@@ -82,7 +82,10 @@ class Phases:
                     continue
                 directory, step = checkpoint_of(asked)
                 like = {policy: trees[policy] for policy in policies}
-                if other := misfit(directory / str(step), {"policies": like}):
+                specs = {policy: self._parts.specs[policy] for policy in like}
+                if other := misfit(directory / str(step), {"policies": like}) or other_base(
+                    directory.parent, specs
+                ):
                     raise FolderError(
                         f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(like)}: {other}; take "
                         "a run with the same policies, or name those in the phase's policies"
@@ -193,6 +196,22 @@ def checkpoint_of(asked: str) -> tuple[Path, int]:
             f"'{asked}' names no checkpoint: it must be RUN@STEP with a step of '{directory}'; there is: {there}"
         )
     return directory, int(step)
+
+
+def other_base(run: Path, specs: Mapping[str, PolicySpec]) -> str:
+    """The first adapter that a run has trained over another base than it has here; "" where none was.
+
+    Over other weights it is another model, though its arrays fit.
+    """
+    adapters = {name: spec.base for name, spec in specs.items() if spec.lora}
+    if not adapters:
+        return ""
+    theirs, digests = read_config(run).policies.specs, read(run)["digests"]
+    for name, base in adapters.items():
+        there = theirs[name].base
+        if digests[f"base {there}"] != digest_model(base):
+            return f"the adapter of '{name}' is over '{there}' there and over '{base}' here"
+    return ""
 
 
 def phase_digests(config: RunConfig) -> dict[str, str]:

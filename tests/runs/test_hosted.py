@@ -4,6 +4,7 @@ And which calls of a step an update learns from.
 """
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from tiny_run import tiny_config
 
 from marl_jax.config.phase_fields import Phase
+from marl_jax.config.run_config import load_config
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
+from marl_jax.run_folder.folder import digest_model
 from marl_jax.runs.hosted import ResampleCounts, resample
-from marl_jax.runs.phases import Phases
+from marl_jax.runs.phases import Phases, other_base
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import voting
@@ -187,3 +190,19 @@ def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not
     phases = Phases(config, SimpleNamespace(mesh=None), {}, None)
     assert phases.trains(phase, table).tolist() == trains
     assert phases.described(table).tolist() == described
+
+
+def test_an_adapter_of_another_run_is_over_the_same_base(tmp_path):
+    config = load_config("configs/micro.py:voting-isolated-xs-math", [("policies.train", "lora")])
+    mine, other = "configs/bases/micro-xs", "configs/bases/recipes-xs"
+    record = {"config": config.to_json(), "digests": {f"base {mine}": digest_model(mine)}}
+    record |= {"versions": {}, "settled": {}, "changes": []}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    specs = config.policies.specs
+    assert other_base(tmp_path, specs) == ""
+    moved = specs | {"p1": dataclasses.replace(specs["p1"], base=other)}
+    assert (
+        other_base(tmp_path, moved) == f"the adapter of 'p1' is over '{mine}' there and over '{other}' here"
+    )
+    whole = {name: dataclasses.replace(spec, lora=False) for name, spec in moved.items()}
+    assert other_base(tmp_path, whole) == ""  # the weights are all that it is
