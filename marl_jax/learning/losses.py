@@ -357,7 +357,9 @@ def _token_loss(
         return -advantages * logp
     if kind == "cispo":
         return -jax.lax.stop_gradient(clipped) * advantages * logp
-    loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
+    # At a bound, such as 1 with a clip of 0, the derivatives of `max` and `clip` would halve the gradient twice.
+    beyond = jnp.where(advantages < 0, ratio < 1 - clip_low, ratio > 1 + clip_high)
+    loss = -advantages * jnp.where(beyond, clipped, ratio)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)

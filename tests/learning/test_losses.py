@@ -266,6 +266,16 @@ def test_on_policy_every_ratio_loss_has_the_policy_gradient():
         np.testing.assert_allclose(grad, grads[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("clip", [(0.0, 0.28), (0.2, 0.0), (0.0, 0.0)])
+def test_a_ratio_at_its_bound_is_not_beyond_it(clip):
+    """Every first update has ratios of 1, which is the bound where a clip is 0."""
+    logp, mask = jnp.full((2, 1), -1.0), jnp.ones((2, 1), bool)
+    loss = lambda x: policy_loss(
+        x, logp, jnp.array([1.0, -1.0]), mask, clip_low=clip[0], clip_high=clip[1], aggregation="token_mean"
+    )
+    np.testing.assert_array_equal(jax.grad(lambda x: loss(x).numerator)(logp), [[-1.0], [1.0]])
+
+
 def test_no_gradient_reaches_anything_but_the_policys_own_log_probs():
     run = lambda old, sampler, ref, advantages, kl_coef: (
         policy_loss(
