@@ -95,7 +95,8 @@ class Stage:
 
 def make_stage(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
     """The stage of the chosen mode."""
-    config = dataclasses.replace(config, phases=())  # they are of training
+    learner = dataclasses.replace(config.learner, learning_rates={})  # not all policies need be in a cast
+    config = dataclasses.replace(config, steps=0, phases=(), learner=learner)  # what is of training
     match evaluation.mode:
         case "single_transfer":
             return _alone(config, parts, evaluation.role or "generator")
@@ -121,7 +122,8 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
             )
     following = dict(zip(names, (*names[1:], names[0])))
     policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
-    return dataclasses.replace(config, policies=_pruned(config, policy_map))
+    frozen = tuple(key for key, policy in policy_map.items() if parts.specs[policy].frozen)
+    return dataclasses.replace(config, policies=_pruned(config, policy_map, frozen_roles=frozen))
 
 
 def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
@@ -142,7 +144,6 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         role_sampling={},
         rollout=dataclasses.replace(config.rollout, limits=limits),
         # What follows is of training, which there is none of, and of the roles that are not here.
-        steps=0,
         rewards=CreditConfig(),
         advantages=dataclasses.replace(config.advantages, group=AdvantageConfig().group),
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),

@@ -316,8 +316,8 @@ def _groups(config: RunFields) -> Problems:
 def _singletons(config: RunFields) -> Problems:
     """One sample of each problem, of which nothing can be learned by comparing its calls."""
     kinds = {phase.objective or config.learner.loss.kind for phase in config.phases}
-    if (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
-        return  # they compare no calls
+    if not config.steps or (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
+        return  # nothing is learned, or by comparing no calls
     by_group = config.advantages.estimator != "agent"
     if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
         return

@@ -16,9 +16,9 @@ import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
 from marl_jax.commands import evaluate as evaluation_of_runs
-from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.casts import Evaluation, make_stage
 from marl_jax.commands.export import export
-from marl_jax.config.run_config import ConfigError, DataConfig
+from marl_jax.config.run_config import ConfigError, DataConfig, load_config
 from marl_jax.models import init, load_hf
 from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import read_episodes
@@ -27,7 +27,7 @@ from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.runs.collected import Collected
-from marl_jax.runs.loading.parts import PartsError
+from marl_jax.runs.loading.parts import PartsError, load_parts
 from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError
 from marl_jax.terminal.tables import table
@@ -232,6 +232,27 @@ def test_a_roles_policy_plays_alone_and_is_compared_with_its_start_alone(run):
     assert (other[1]["accuracy"], other[0]["difference"]) == (0.0, None)
     assert "role aggregator" in table(other)
     assert len(lines(run)) == 4  # nothing of another role, or of the workflow, was taken for a base
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learner.learning_rates": '{"p0": 0.001, "p1": 0.1}'},
+        {"learner.learning_rates": '{"p0": 0.001}', "policies.frozen_roles": "aggregator"},
+        {"policies.trains": '{"p0": "lora"}', "policies.frozen_roles": "aggregator"},
+        {"rollout.samples": "1", "advantages.group": "task", "rewards.name": "own_correctness"},
+    ],
+)
+def test_settings_of_training_refuse_no_cast(base, changes):
+    """A rate or a form of a policy that is not there, or is another role's; samples of one."""
+    fields = {"policies.base": base} | changes
+    config = load_config("configs/micro.py:voting-isolated-xs-math", [*fields.items()])
+    parts = load_parts(config)
+    swapped = make_stage(Evaluation(mode="swapped"), config, parts, accept_changes=False).cast.config
+    assert swapped.policies.map == {"generator": "p1", "aggregator": "p0"}
+    for role, policy in config.policies.map.items():
+        alone = Evaluation(mode="single_transfer", role=role)
+        assert make_stage(alone, config, parts, False).cast.config.policies.map == {"generator": policy}
 
 
 def test_a_single_agents_policy_plays_the_generator(run, base, tmp_path):
