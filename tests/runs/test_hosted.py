@@ -127,6 +127,15 @@ def test_agent_wise_problems_teach_where_an_advantage_is_not_0(over, flat):
     assert {role: count.zero_variance for role, count in groups.items()} == {"voter": flat, "judge": flat}
 
 
+def test_contrast_in_calls_that_are_not_learned_from_teaches_nothing():
+    """A frozen judge is right of one draft and wrong of another, and the voter earns the same each time."""
+    sample = Sampler(("voter", "judge"))
+    judged = rewarded(lambda episode, call: call == 1 and episode.sample % 2)
+    voters = lambda table: table.having(role="voter")
+    assert resample(sample, judged, TASKS, GROUPS, draws=2)[1].flat == 0
+    assert resample(sample, judged, TASKS, GROUPS, draws=2, learns=voters)[1].flat == 4
+
+
 def test_a_single_sample_teaches_where_its_reward_is_its_advantage():
     by_sample = rewarded(lambda episode, call: episode.sample == 2)
     alone = lambda tasks, first: Sampler()(tasks, first).of_episodes([0])
