@@ -81,9 +81,11 @@ def values(table: Table, samples: int) -> np.ndarray:
 
 
 def any_right(table: Table) -> np.ndarray:
-    """Bool[episodes]: whether the workflow, or any of its solvers, gave a right answer."""
+    """Bool[episodes]: whether the workflow, or any of its solvers, gave a right answer to the episode's task."""
     there = np.array([any(_right(bare)) for bare in table.bare_episodes])
-    np.logical_or.at(there, table.episode, (table.kind == SOLVER) & (table.grade >= RIGHT))
+    for row in np.flatnonzero((table.kind == SOLVER) & (table.grade >= RIGHT)).tolist():
+        owner = table.episode[row]
+        there[owner] |= table.task_of(row).id == table.bare_episodes[owner].task.id
     return there
 
 

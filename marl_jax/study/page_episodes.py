@@ -97,7 +97,11 @@ def lost_by(episode: Episode) -> str:
     """The role that read a right candidate of a wrong episode; "nobody" where none did, empty where none was lost."""
     if episode.outcome is None or episode.outcome >= RIGHT:
         return ""
-    right = {place for place, grade in enumerate(episode.answers) if grade is not None and grade >= RIGHT}
+    right = {
+        place
+        for place, (call, grade) in enumerate(zip(episode.calls, episode.answers))
+        if grade is not None and grade >= RIGHT and (call.about or episode.task).id == episode.task.id
+    }
     readers = (call.role for call in episode.calls if right & {*call.reads, call.after})
     return next(readers, "nobody") if right else ""
 

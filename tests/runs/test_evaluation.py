@@ -10,6 +10,7 @@ from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rewards.grading import grade
 from marl_jax.rewards.own_metric import MetricError, load_metric
 from marl_jax.runs.evaluation import outcomes, summary
+from marl_jax.study.page_episodes import lost_by
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
@@ -215,6 +216,14 @@ def test_planners_are_worth_what_they_led_to_and_synthesizers_the_outcome():
     assert found["roles"]["worker"]["accuracy"] == 0.75
     assert found["roles"]["synthesizer"] == {"kind": "team", "calls": 2, "unreadable": 0.0, "accuracy": 0.5}
     assert (found["accuracy"], found["any_correct"]) == (0.5, 1.0)
+
+
+def test_a_right_answer_to_another_task_is_none_that_was_there_and_nobody_lost_it():
+    hint = dataclasses.replace(call("generator", "4"), about=Task("hint", "math", "2 times 2?", gold="4"))
+    again = dataclasses.replace(call("generator", "42"), about=Task("b", "math", "6 times 7?", gold="42"))
+    table = graded(episode("a", [hint, call("generator", "0", (0,))], "0"), episode("b", [again], "0"))
+    assert summary(table, 1)["any_correct"] == 0.5
+    assert [lost_by(one) for one in table.episodes()] == ["", "nobody"]
 
 
 def test_a_part_of_a_point_is_right_from_one_half_on():
