@@ -38,5 +38,6 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
         verdict = "right" if one.outcome >= RIGHT else "wrong"
         wanted = f" (wanted: {one.task.gold!r})" if one.task.gold else ""
         yield f"{transcript(one, prompts_of(one, decode), WIDTH)}graded: {one.outcome:g}, {verdict}{wanted}\n"
-    right = sum(one.outcome >= RIGHT for one in episodes)
-    yield f"{right} of {len(episodes)} episodes right, {len(table) / len(episodes):.1f} calls an episode"
+    right, played = sum(one.outcome >= RIGHT for one in episodes), "paths" if table.forked else "episodes"
+    calls = len(table) / len(table.bare_episodes)
+    yield f"{right} of {len(episodes)} {played} right, {calls:.1f} calls an episode"

@@ -48,6 +48,18 @@ def test_each_call_shows_its_prompt_its_text_and_the_grade(config):
     assert total.startswith(f"{rights} of 4 episodes right, ")
 
 
+def test_of_an_episode_that_forks_paths_are_right_and_shared_calls_count_once(base):
+    fields = {
+        **SMALL,
+        "policies.base": str(base),
+        "workflow.name": "examples.forks:designed",
+        "policies.map": '{"orchestrator": "p0", "worker": "p0"}',
+    }
+    *paths, total = rehearse(load_config("micro:eval_opt-shared-xs-math", [*fields.items()]), 1, 2)
+    rights = sum("graded: 1, right" in text for text in paths)
+    assert len(paths) == 8 and total == f"{rights} of 8 paths right, 5.0 calls an episode"
+
+
 def test_the_command_writes_nothing_but_what_it_prints(base, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fields = [f"--config.{name}={value}" for name, value in SMALL.items()]
