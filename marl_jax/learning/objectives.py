@@ -209,8 +209,12 @@ class Aim:
         return sppo(scores, self.target[members], self.beta, weight)
 
 
-def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
-    """What the objective learns from these rows; unusable rows are counted and left out."""
+def aim(kind: str, rows: Table, config: PreferenceConfig, mine: np.ndarray | None = None) -> Aim:
+    """What the objective learns from the rows `mine`, by default all; unusable ones are counted and left out.
+
+    They are ranked in their groups among all rows, as a group may hold calls of several policies.
+    """
+    mine = np.arange(len(rows)) if mine is None else mine
     column = getattr(rows, config.by)
     if column is None:
         raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
@@ -218,8 +222,8 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
     weight = np.ones(len(rows)) if rows.weight is None else np.asarray(rows.weight, np.float64)
     groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     if kind == "dpo":
-        prompts = same_prompt(rows)
-        pairs, without = contrasts(values, prompts, config.pairs, config.gap)
+        prompts, weight = same_prompt(rows.take(mine)), weight[mine]
+        pairs, without = contrasts(values[mine], prompts, config.pairs, config.gap)
         used, places = np.unique(pairs, return_inverse=True)
         counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
         why = (
@@ -230,12 +234,13 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
             kind, config.beta, used, weight[used], counts, None, places.reshape(-1, 2), prompts[used], why
         )
     chosen = (weight > 0) & ~np.isnan(values)
-    usable = bool(chosen.any())
+    usable, beaten = bool(chosen[mine].any()), False
     target: np.ndarray | None = None
     if kind == "sft":
         if config.above is not None:
             chosen &= values > config.above
         if config.best:
+            beaten = bool(chosen[mine].any())
             ranked = np.where(chosen, values, -np.inf)
             chosen &= best_of_groups(ranked, groups(), config.best)
     elif kind == "kto":
@@ -251,18 +256,20 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
             )
     else:
         target = win_share(np.where(chosen, values, np.nan), groups())
-    used = np.flatnonzero(chosen)
-    counts = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
+    used = np.flatnonzero(chosen[mine])
+    counts = {"chosen": float(len(used)), "left_out": float(len(mine) - len(used))}
     why = (
-        f"none of its {len(rows)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
+        f"none of its {len(mine)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
     )
-    if usable:  # the filter of sft left none
+    if beaten:  # the filters of sft left none
+        why = f"each of its {len(mine)} calls is behind the best of its group: raise learner.preference.best"
+    elif usable:
         why = (
-            f"none of its {len(rows)} calls has a {config.by} above {config.above}: "
+            f"none of its {len(mine)} calls has a {config.by} above {config.above}: "
             "lower learner.preference.above"
         )
-    target = None if target is None else target[used]
-    return Aim(kind, config.beta, used, weight[used], counts, target, missing=why)
+    target = None if target is None else target[mine[used]]
+    return Aim(kind, config.beta, used, weight[mine[used]], counts, target, missing=why)
 
 
 def means(values: Sequence[Value]) -> dict[str, float]:

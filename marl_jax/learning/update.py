@@ -172,7 +172,8 @@ class Learner:
             mine = np.flatnonzero(rows_of & trains)
             aim = None
             if self._objective and len(mine):
-                aim = objectives.aim(self._objective, rows.take(mine), self.config.preference)
+                own = np.flatnonzero(rows_of[trains])
+                aim = objectives.aim(self._objective, rows.take(trains), self.config.preference, own)
                 mine = mine[aim.rows]
             if not len(mine):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)

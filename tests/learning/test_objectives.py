@@ -102,6 +102,20 @@ def test_what_has_no_value_or_no_weight_is_none_of_the_others():
     assert (found.rows.tolist(), found.target.tolist()) == ([0, 1], [1.0, 0.0])
 
 
+def test_the_others_of_a_group_may_be_of_another_policy():
+    rng = np.random.default_rng(0)
+    rows = as_table([make_row(rng, [1], 2) for _ in range(4)])
+    rows = rows.replace(reward=np.array([1.0, 0.0, 2.0, 3.0]), group=np.array([0, 0, 0, 1]))
+    won = objectives.aim("sppo", rows, PreferenceConfig(), np.array([0, 3]))
+    assert (won.rows.tolist(), won.target.tolist()) == ([0, 1], [0.5, 0.5])
+    won = objectives.aim("sppo", rows, PreferenceConfig(), np.array([1, 2]))
+    assert (won.rows.tolist(), won.target.tolist()) == ([0, 1], [0.0, 1.0])
+    best = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 3]))
+    assert (best.rows.tolist(), best.said) == ([1], {"chosen": 1.0, "left_out": 1.0})
+    none = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 1]))
+    assert not len(none.rows) and "is behind the best of its group" in none.missing
+
+
 def test_shares_of_wins_that_are_given_are_not_counted_again():
     rng = np.random.default_rng(0)
     share = np.array([0.25, 1.0, 0.5, 0.25, np.nan, 0.75])
@@ -283,6 +297,22 @@ def test_a_step_without_a_pair_changes_nothing_and_says_what_to_do():
     assert "none of its 4 prompts has two calls whose reward differs" in warning
     assert "raise rollout.samples, or lower learner.preference.gap" in warning
     assert report.policies["p0"]["empty"] == 1 and report.policies["p0"]["without_contrast"] == 4
+
+
+def test_a_group_over_policies_has_one_best_call():
+    rng = np.random.default_rng(4)
+    rows = [make_row(rng, [1, 2], 3, policy=f"p{k}", slot=k, reward=float(k)) for k in range(2)]
+    learner = Learner(
+        Qwen3(TINY),
+        objective("sft", preference=PreferenceConfig(best=1)),
+        {"generator": "p0", "generator/1": "p1"},
+    )
+    trees = {name: jax.tree.map(jnp.copy, PARAMS) for name in ("p0", "p1")}
+    table = as_table(rows).replace(group=np.zeros(2, np.int32))
+    _, states, report = learner.step(trees, learner.init(trees), table)
+    assert [report.policies[name]["chosen"] for name in ("p0", "p1")] == [0, 1]
+    assert [states[name].empty for name in ("p0", "p1")] == [1, 0]
+    assert "is behind the best of its group" in report.warnings[0]
 
 
 def test_pairs_stay_in_one_mini_batch():
