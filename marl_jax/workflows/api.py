@@ -113,10 +113,13 @@ class Call:
                 raise ValueError(
                     f"a message to '{self.role}' is of {message['role']!r:.80}; its role must be one of: {known}"
                 )
-        if self.labels is not None and not _are_labels(self.labels):
-            raise ValueError(
-                f"labels of a call to '{self.role}' are {self.labels!r:.80}; they must map names to texts or numbers"
-            )
+        if self.labels is not None:
+            if not _are_labels(self.labels):
+                raise ValueError(
+                    f"labels of a call to '{self.role}' are {self.labels!r:.80}; they must map names to texts or "
+                    "numbers"
+                )
+            object.__setattr__(self, "labels", {name: _plain(label) for name, label in self.labels.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +341,12 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
 
 def _are_labels(value: Any) -> bool:
     texts = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    return texts and all(isinstance(label, str | int | float) for label in value.values())
+    return texts and all(isinstance(_plain(label), str | int | float) for label in value.values())
+
+
+def _plain(label: Any) -> Any:
+    """A scalar of numpy, as `rng` draws them, as a number of Python."""
+    return label.item() if getattr(label, "ndim", None) == 0 else label
 
 
 def _is_message(value: Any) -> bool:

@@ -1,4 +1,5 @@
 import functools
+import json
 import math
 import types
 
@@ -388,6 +389,8 @@ def test_numbers_of_numpy_are_integers_too():
     made = Call("speaker", ASK, slot=np.int64(1)).slot, Fork(np.int32(2)).ways
     assert (*made, voting.bind(votes=np.int64(3)).settings["votes"]) == (1, 2, 3)
     assert {*map(type, made), type(voting.bind(votes=np.int64(3)).settings["votes"])} == {int}
+    drawn = Call("speaker", ASK, labels={"level": np.int64(2), "share": np.float32(0.5), "kind": "a"}).labels
+    assert json.dumps(drawn) == '{"level": 2, "share": 0.5, "kind": "a"}'
 
 
 def test_a_tool_is_called_by_its_functions_name():
