@@ -128,9 +128,9 @@ def learned(
         return entries, {}
     known = {entry.task.id: entry for entry in entries}
     added = 0
-    for row in range(len(table)):
+    for row in np.flatnonzero(table.sound).tolist():  # right answers in others have grade 0
         task = table.task_of(row)
-        if task.id not in known and table.about and table.about[row] is not None and table.sound[row]:
+        if task.id not in known and table.about and table.about[row] is not None:
             known[task.id] = Entry(task, step)
             added += 1
         if task.id in known and table.grade is not None and not np.isnan(table.grade[row]):

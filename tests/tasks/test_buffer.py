@@ -157,6 +157,7 @@ def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     assert learned(older, table, BufferConfig(), 6) == (older, {})
     failed = Table.of([dataclasses.replace(episodes()[0], error="no")])
     assert learned((), grade(failed), config, 5)[0] == ()
+    assert learned(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
 
 
 def test_entries_come_back_from_json():
