@@ -240,7 +240,8 @@ def _tell(run: Run, number: int, made: Made, values: dict[str, Any], lost: int) 
         trainer[row] = known
     recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
-    run.live.failing(number, [bare.error for bare in table.bare_episodes])
+    ends = [end.error for bare in table.bare_episodes for end in bare.leaves or (bare,)]
+    run.live.failing(number, ends, "path" if table.forked else "episode")
     for warning in values.get("warnings", ()):
         run.live.note(f"step {number}: {warning}")
     run.live.alarms([alarm for alarm in begun if alarm.step == number], run.watch.holding)

@@ -117,17 +117,17 @@ class Live:
         elif first or step >= self._steps or now >= self._last_line + LINE_S:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
 
-    def failing(self, step: int, errors: Sequence[str | None]) -> None:
-        """After every training step, with the errors of its episodes: shown where all have one and it is a new one, and
-        once where some have.
+    def failing(self, step: int, errors: Sequence[str | None], what: str = "episode") -> None:
+        """After every training step, with the errors of its episodes, or paths: shown where all have one and it is a
+        new one, and once where some have.
         """
         failed = [error for error in errors if error]
         before, self._failing = self._failing, failed[0] if failed and len(failed) == len(errors) else None
         if self._failing not in (None, before):
-            self.note(f"step {step}: every episode ended in an error, the first in {self._failing}")
+            self.note(f"step {step}: every {what} ended in an error, the first in {self._failing}")
         elif failed and self._failing is None and not self._some_failed:
             self._some_failed = True
-            share = f"{len(failed)} of {len(errors)} episodes"
+            share = f"{len(failed)} of {len(errors)} {what}s"
             self.note(
                 f"step {step}: {share} ended in an error, the first in {failed[0]}; `failed` counts them"
             )

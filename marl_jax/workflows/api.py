@@ -341,7 +341,9 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
 
 def _are_labels(value: Any) -> bool:
     texts = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    return texts and all(isinstance(_plain(label), str | int | float) for label in value.values())
+    labels = map(_plain, value.values()) if texts else ()
+    # NaN is not equal to itself, and would make each call a group of its own.
+    return texts and all(isinstance(label, str | int | float) and label == label for label in labels)
 
 
 def _plain(label: Any) -> Any:

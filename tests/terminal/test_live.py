@@ -395,3 +395,6 @@ def test_steps_without_a_good_episode_are_told_where_their_error_is_a_new_one():
     told = "step {}: every episode ended in an error, the first in {}\n".format
     some = "step 3: 1 of 2 episodes ended in an error, the first in a; `failed` counts them\n"
     assert stream.getvalue() == told(1, "a") + some + told(5, "c")
+    view = Live(9, ("generator",), stream := io.StringIO())
+    view.failing(1, ["a", None, None], "path")
+    assert stream.getvalue().startswith("step 1: 1 of 3 paths ended in an error")

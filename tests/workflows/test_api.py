@@ -391,6 +391,8 @@ def test_numbers_of_numpy_are_integers_too():
     assert {*map(type, made), type(voting.bind(votes=np.int64(3)).settings["votes"])} == {int}
     drawn = Call("speaker", ASK, labels={"level": np.int64(2), "share": np.float32(0.5), "kind": "a"}).labels
     assert json.dumps(drawn) == '{"level": 2, "share": 0.5, "kind": "a"}'
+    with pytest.raises(ValueError, match="they must map names to texts or numbers"):
+        Call("speaker", ASK, labels={"share": np.float32("nan")})
 
 
 def test_a_tool_is_called_by_its_functions_name():
