@@ -307,7 +307,7 @@ def check_loss(
             f"gspo weighs whole sequences, not {aggregation!r}; use aggregation 'sequence_mean_token_mean'",
         )
     if dual_clip is not None:
-        require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it out")
+        require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; set it to none")
         require(
             fits(dual_clip, lambda value: value > 1),
             f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy",
