@@ -60,9 +60,9 @@ class Collected:
             )
         return cls(files, rewarded=rewarded)
 
-    def check(self) -> None:
-        """Refuse a source whose first file cannot be learned from."""
-        self._read(self.files[0])
+    def first(self) -> Table:
+        """The calls of its first file; refused where they cannot be learned from."""
+        return self._read(self.files[0])
 
     def _read(self, path: Path) -> Table:
         try:
@@ -102,8 +102,11 @@ class Collected:
         return Table.concat([table.of_episodes(numbers) for table, numbers in drawn])
 
 
-def own_voices(table: Table, config: RunConfig) -> Table:
-    """The calls with the policies that this run's map gives them; a role that it lacks is refused."""
+def own_voices(table: Table, config: RunConfig, parts: Parts) -> Table:
+    """The calls with the policies that this run's map gives them.
+
+    Roles that it lacks are refused, and tokens that spell something else here than what was said.
+    """
     if strangers := [role for role in table.present() if role not in config.roles]:
         raise FolderError(
             f"the calls are of a role '{strangers[0]}', and the workflow '{config.workflow.name}' has "
@@ -111,6 +114,13 @@ def own_voices(table: Table, config: RunConfig) -> Table:
         )
     slots = zip(table.role.tolist(), table.slot.tolist())
     names = [policy_of(config.policies.map, table.roles[role], slot) for role, slot in slots]
+    decoders = parts.decoders
+    for row, (name, text) in enumerate(zip(names, table.text)):
+        if (here := decoders[name](table.tokens[row].tolist())) != text:
+            raise FolderError(
+                f"a call says {text!r:.60}, and its tokens say {here!r:.60} to policy '{name}': take calls of a run "
+                "with its tokenizer, or set the phase's flatten, which learns texts"
+            )
     policies = tuple(dict.fromkeys(names))
     return table.replace(policies=policies, policy=np.array([policies.index(n) for n in names], np.int32))
 

@@ -71,8 +71,10 @@ class Phases:
         return self.learner(self._list[0]).init(trees)
 
     def check(self, trees: Mapping[str, Tree]) -> None:
-        """Refuse weights of other runs that are not of the shapes of these policies."""
+        """Refuse weights of other runs that are not of the shapes of these policies, and calls that are not theirs."""
         for number, phase in enumerate(self._config.phases):
+            if phase.source.partition(":")[0] not in ("play", "collected") and not phase.flatten:
+                own_voices(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)
             moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
             for name, asked, policies in (
                 ("start", phase.start, moving),
@@ -151,7 +153,7 @@ class Phases:
         table = self._calls[key].draw(step - at.first, self._config.data.problems, self._config.seed)
         if at.phase.flatten:
             return flattened(table, at.phase.flatten, self._config, self._parts)
-        return own_voices(table, self._config)
+        return own_voices(table, self._config, self._parts)
 
     def collect(self, phase: Phase, step: int, table: Table) -> None:
         """Keep the calls of a step, if its phase is to."""
@@ -223,7 +225,7 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
             digests[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
             source = Collected.of_path(Path(phase.source), rewarded=not phase.flatten)
-            source.check()
+            source.first()
             digests[f"calls {phase.source}"] = _digest(source.files)
     return digests
 

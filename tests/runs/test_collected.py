@@ -10,7 +10,7 @@ from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rewards.families import grade
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.collected import Collected, flattened
+from marl_jax.runs.collected import Collected, flattened, own_voices
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -82,6 +82,15 @@ def test_every_path_of_an_episode_that_forks_is_a_row(told):
         [True, True, False, False], [True, False, True, False], [False, False, False, True],
     ]  # fmt: skip
     assert [len(one.calls) for one in table.episodes()] == [1, 1, 1]
+
+
+def test_tokens_that_spell_something_else_here_are_refused(base):
+    config = tiny_config(base)
+    parts = load_parts(config)
+    words = parts.decoders["p0"]((5, 6))
+    assert own_voices(Table.of([episode(1, said(words))]), config, parts).policies == ("p0",)
+    with pytest.raises(FolderError, match=r"a call says 'other words', and its tokens say .* to policy 'p0'"):
+        own_voices(Table.of([episode(1, said(words), said("other words"))]), config, parts)
 
 
 def test_a_source_without_rewards_is_refused_by_name(tmp_path):
