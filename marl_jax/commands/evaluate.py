@@ -57,6 +57,7 @@ from marl_jax.runs.loading.stored import (
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.table import Table
 from marl_jax.tasks import Task
+from marl_jax.user_cache import digest
 
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
@@ -71,7 +72,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` unless it is there.
 
-    What was played before, on the same problems and noise and with the same code and data, is not played again.
+    What was played before, on the same problems and noise and with the same configuration, code and data, is not played
+    again.
 
     With `out`, that file is in another folder, and nothing is written to the run's.
 
@@ -120,7 +122,7 @@ def evaluate(
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         if evaluation.data:  # a name of its own, so that no record of the run's own problems is mixed with it
             split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
-        made_of["made_with"] = folder.versions() | now
+        made_of["made_with"] = folder.versions() | now | {"config": _digest(config)}
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
@@ -238,13 +240,20 @@ def _base_line(
     """
     modes = ("base", "trained") if base.mode == "base" else (base.mode,)
     began = folder.read(path)
-    of_run = {**began.get("versions", {}), **began.get("digests", {})}
+    of_run = {**began.get("versions", {}), **began.get("digests", {}), "config": about["made_with"]["config"]}
     inputs = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
     for line in before:
         record = line if "checkpoint" in line else {**line, "made_with": inputs}
         if _holds(record, about) and line["step"] == 0 and line.get("mode") in modes:
             return line
     return None
+
+
+def _digest(config: RunConfig) -> str:
+    """Of the fields that say what policies are asked and how they answer, which `--accept_changes` may change."""
+    of = config.to_json()
+    played = [of[name] for name in ("workflow", "policies", "sampling", "role_sampling")]
+    return digest(*played, of["rollout"]["limits"], of["engine"]["max_prompt"], of["engine"]["sampler"])
 
 
 def _holds(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:

@@ -147,6 +147,20 @@ def test_a_base_that_answered_other_problems_or_was_graded_by_other_code_is_play
     assert evaluate(run, watch=names.append) == first and len(names) == 8
 
 
+def test_what_was_played_under_another_configuration_is_played_again(run):
+    """As after a resume with --accept_changes: a base of four calls is no base of six."""
+    names, file = [], run / "config.json"
+    evaluate(run, watch=names.append)
+    about = json.loads(file.read_text())
+    about["config"]["learner"]["logprob_chunk"] = 7  # of no account here
+    file.write_text(json.dumps(about))
+    assert [one["calls_per_episode"] for one in evaluate(run, watch=names.append)] == [4, 4]
+    about["config"]["workflow"]["settings"] = {"votes": 5}
+    file.write_text(json.dumps(about))
+    assert [one["calls_per_episode"] for one in evaluate(run, watch=names.append)] == [6, 6]
+    assert names == ["base", "20"] * 2
+
+
 def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
     state = lambda: {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
     before, out = state(), tmp_path / "beside"
