@@ -51,4 +51,4 @@ def main(_config: None, _: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, read=cli.no_config)
+    cli.run(main, read=cli.no_config, prints=True)

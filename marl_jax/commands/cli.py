@@ -150,11 +150,13 @@ def train(workdir: str, *defaults: str) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
     try:
-        return flags.FLAGS(argv)
+        with to_a_reader():  # help is longer than many a reader wants
+            return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(_refusal(error))
     except SystemExit:  # of --help, which absl ends as a failure
-        sys.exit(0)
+        pass
+    sys.exit(0)
 
 
 class _Sentences(python_logging.Formatter):

@@ -37,6 +37,7 @@ def test_an_unknown_command_is_one_line(capsys):
     "words",
     [
         ["marl_jax", "--help"],
+        ["experiments.train", "--help"],
         ["experiments.docs", "workflows.Call"],
         ["marl_jax", "plan", "--config=micro:single-shared-xs-math"],
     ],
