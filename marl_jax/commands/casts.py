@@ -177,7 +177,7 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
             )
     which = read_which(evaluation.generator_checkpoint or "latest", "--generator_checkpoint")
     stored = policies_at(path, theirs, their_parts, which)
-    name = f"{path}@{stored.name}"
+    name = f"{path.name}@{stored.name}"
     specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
     base = parts.specs[players[0]].base  # the base that it replaces
     weights = whole_weights(their_parts, policy, stored.trees[policy], parts.models[base].dtype)
