@@ -181,6 +181,13 @@ def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
     assert page == out / "report.html" and page.exists() and not (run / "report.html").exists()
 
 
+def test_runs_of_two_workflows_evaluated_into_one_folder_have_each_its_base(run, base, tmp_path):
+    single = make_run(tmp_path / "single", base, {5: {"p0": says("1")}}, "single-shared-xs-math")
+    for one, calls in ((run, 4), (single, 1)):
+        records = evaluate(one, out=tmp_path / "beside")
+        assert [record["calls_per_episode"] for record in records] == [calls, calls]
+
+
 def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path):
     """They are no records of the run's own test split, whatever reads these."""
     rows = [{"problem": f"{n}+1=?", "answer": str(n + 1), "id": f"other-{n}"} for n in range(3)]
