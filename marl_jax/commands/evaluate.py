@@ -89,7 +89,9 @@ def evaluate(
         else:
             place = folder.outside(out)
         of_run = list(read_lines(path / "eval.jsonl"))
-        before = [*of_run, *(read_lines(place / "eval.jsonl") if out is not None else ())]
+        of_this = {} if out is None else {"run": os.path.realpath(path)}
+        beside = [] if out is None else list(read_lines(place / "eval.jsonl"))
+        before = [*of_run, *sorted(beside, key=lambda line: not _holds(line, of_this))]
         config = on_these_devices(config_of(path))
         trained_on = config.data
         if evaluation.data:
@@ -124,6 +126,12 @@ def evaluate(
             split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
         made_of["made_with"] = folder.versions() | now | {"config": _digest(config)}
 
+        def written(record: dict[str, Any]) -> dict[str, Any]:
+            # Not before: another evaluation may end with nothing to write into the same folder.
+            with contextlib.closing(JsonLines(place / "eval.jsonl")) as lines:
+                lines.write(record["step"], record)
+            return record
+
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
             grader = Grader()
@@ -140,18 +148,16 @@ def evaluate(
             results |= {"ungraded": lost} if (lost := newly_ungraded()) else {}
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             about |= {"metric": metric} if metric else {}
-            about |= {} if out is None else {"run": os.path.realpath(path)}
-            record = {**about, **results, **made_of}
+            record = {**about, **of_this, **results, **made_of}
             record["episodes"] = _keep(place, of.step, table, record)
-            # Not before: another evaluation may end with nothing to write into the same folder.
-            with contextlib.closing(JsonLines(place / "eval.jsonl")) as lines:
-                lines.write(of.step, record)
-            return {"step": of.step, **record}
+            return written({"step": of.step, **record})
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
         same["metric"] = metric
         base = _base_line(path, before, stage.base, {**same, **stage.base.about})
         base = base or played(stage.base, start, None)
+        if "run" in base and not _holds(base, of_this):  # of another run that began so: on both pages
+            base = written(base | of_this)
 
         def again(of: Stored) -> dict[str, Any] | None:
             """The run's record of a checkpoint that was played before; of one that another run is part of, none.

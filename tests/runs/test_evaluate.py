@@ -188,6 +188,19 @@ def test_runs_of_two_workflows_evaluated_into_one_folder_have_each_its_base(run,
         assert [record["calls_per_episode"] for record in records] == [calls, calls]
 
 
+def test_a_base_that_two_runs_have_in_one_folder_is_on_the_pages_of_both(run, trained, tmp_path):
+    names, out = [], tmp_path / "beside"
+    first = evaluate(trained, out=out)
+    for _ in range(2):
+        assert evaluate(run, out=out, checkpoint="base", watch=names.append) == [first[0] | {"run": str(run)}]
+    assert [(line["run"], line["step"]) for line in read_lines(out / "eval.jsonl")] == [
+        (str(trained), 0),
+        (str(trained), 20),
+        (str(run), 0),
+    ]
+    assert not names
+
+
 def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path):
     """They are no records of the run's own test split, whatever reads these."""
     rows = [{"problem": f"{n}+1=?", "answer": str(n + 1), "id": f"other-{n}"} for n in range(3)]
