@@ -41,7 +41,8 @@ def in_words(run: Run) -> list[str]:
     """The sentences that the numbers need: what is missing, and how the run ended."""
     records = trained(run)
     if not records:
-        return ["No evaluation is recorded, so there is no accuracy to show; rewards are those of training."]
+        none = "Training made no evaluation" if run.evaluations else "No evaluation is recorded"
+        return [f"{none}, so there is no curve of accuracy; rewards are those of training."]
     sentences = []
     if by := gain(records[-1]):
         verdict = "includes zero, so that no difference is shown"

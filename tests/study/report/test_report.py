@@ -246,6 +246,14 @@ def test_an_unfinished_run_without_evaluations_or_episodes_says_so(tmp_path):
     assert "Accuracy on validation problems" not in page.words and page.tags.count("figure") == 5
 
 
+def test_a_run_that_was_evaluated_on_test_alone_is_not_said_to_have_no_evaluation(tmp_path):
+    played = evaluation(2, 0.5, split="test", checkpoint="2")
+    page = Page(
+        write_report(write_run(tmp_path / "run", lines=[metrics(1), metrics(2)], evaluations=[played]))
+    )
+    assert "Training made no evaluation, so" in page.words and "50.0%" in page.words
+
+
 def test_nulls_are_gaps_and_dashes_never_zeros(tmp_path):
     lines = [metrics(step) for step in range(1, 6)]
     for line in lines:
