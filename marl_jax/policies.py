@@ -40,10 +40,8 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
             raise ValueError(
                 f"policy map names '{key}', which is no role of the workflow{nearest(str(key), roles)}"
             )
-        if not isinstance(policy, str) or not policy or "/" in policy:  # which parts the names of metrics
-            raise ValueError(
-                f"policy map gives '{key}' the policy {policy!r}; a policy is a non-empty name without '/'"
-            )
+        if not isinstance(policy, str) or not policy:
+            raise ValueError(f"policy map gives '{key}' the policy {policy!r}; a policy is a non-empty name")
     covered = {role_of_key(key, roles) for key in policy_map}
     for role in roles:
         if role not in covered:

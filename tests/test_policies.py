@@ -48,14 +48,6 @@ def test_a_role_of_a_map_is_a_name():
         validate_map({5: "p0", **shared(ROLES)}, ROLES)
 
 
-def test_a_policy_whose_name_would_part_the_names_of_metrics_is_refused():
-    """`gradient/Qwen/4b/norm/generator` is read as of no policy: no curve, and no alarm of a captured policy."""
-    with pytest.raises(
-        ValueError, match="'aggregator' the policy 'Qwen/4b'; a policy is a non-empty name without '/'"
-    ):
-        validate_map({"generator": "p0", "aggregator": "Qwen/4b"}, ROLES)
-
-
 def test_a_missing_role_is_refused_by_name():
     with pytest.raises(ValueError, match="lacks the role 'aggregator'"):
         validate_map({"generator": "p0"}, ROLES)

@@ -73,6 +73,8 @@ def _policies(config: RunFields) -> Problems:
     yield from refusal("policies.frozen_roles", trained_policies, *owners)
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
+    if parted := [name for name in known if "/" in name]:
+        yield f"policies.map has the policy '{parted[0]}': '/' parts the names of metrics, so take a name without it"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
     for name in sorted(name for name, base in policies.bases.items() if not base):
