@@ -23,6 +23,7 @@ from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
+from marl_jax.run_folder.folder import outside
 from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
@@ -67,9 +68,9 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
 
 
 def _probe(directory: Path) -> None:
-    """Make the directory; one that cannot be written is refused before training."""
+    """Make the directory; one that cannot be written, or whose `config.json` is a run's, is refused before training."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        outside(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise ConfigError(

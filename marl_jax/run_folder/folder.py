@@ -220,7 +220,7 @@ def outside(out: str | os.PathLike[str]) -> Path:
         raise FolderError("--out is empty: give a directory")
     path = Path(os.path.expanduser(out)).absolute()
     if around := run_around(path):
-        raise FolderError(f"--out={out} lies in the run '{around}': choose another folder, or leave it out")
+        raise FolderError(f"--out={out} lies in the run '{around}': choose another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import script
+from study_folders import write_run
 
 from marl_jax.config.run_config import load_file
 from marl_jax.models import ModelConfig, forward, init, load_hf
@@ -134,3 +135,11 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_trained(tmp_p
         assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={out}") == 2
         place = os.path.expanduser(out)
         assert capsys.readouterr().err.count(f"--out={place} cannot be written") == 1
+
+
+def test_a_base_is_not_written_over_a_run(tmp_path, capsys):
+    """Both have a config.json."""
+    run = write_run(tmp_path / "run", lines=[])
+    before = (run / "config.json").read_bytes()
+    assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={run}") == 2
+    assert "lies in the run" in capsys.readouterr().err and (run / "config.json").read_bytes() == before
