@@ -39,7 +39,7 @@ from marl_jax.study.results import read_study
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
-VOID = {"meta", "br", "img", "link", "input", "hr"}
+VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
 
 class Page(html.parser.HTMLParser):
