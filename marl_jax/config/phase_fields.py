@@ -51,6 +51,8 @@ class Phase:
             value = getattr(self, name)
             if value not in words and "@" not in value:
                 raise ValueError(f"{name} is {value!r}; it must be {' or '.join(words)}, or RUN@STEP")
+        if self.name.isdecimal():
+            raise ValueError(f"name is {self.name!r}; phases without a name go by such numbers: take a word")
         if self.flatten and self.source == "play":
             raise ValueError("flatten is for calls from a source: set source, or leave it out")
         if self.collect and self.source != "play":

@@ -62,6 +62,7 @@ def test_who_trains():
     ("phase", "message"),
     [
         ({"steps": 5, "rols": []}, "without 'rols': did you mean 'roles'?"),
+        ({"steps": 5, "name": "1"}, "name is '1'; phases without a name go by such numbers"),
         ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"steps": 5, "start": "first"}, "start is 'first'; it must be last or base, or RUN@STEP"),
         ({"steps": 5, "reference": "own"}, "reference is 'own'; it must be base or start, or RUN@STEP"),
