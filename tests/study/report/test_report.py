@@ -62,6 +62,8 @@ class Page(html.parser.HTMLParser):
         self.attributes += attributes
         self.ids += [value for name, value in attributes if name == "id"]
         self.links += [value for name, value in attributes if name in ("href", "xlink:href", "src")]
+        if tag == "wbr":  # inside of a word
+            self.text = self.text.removesuffix(" ")
         if tag not in VOID:
             self.open.append(tag)
 
