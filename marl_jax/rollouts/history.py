@@ -9,6 +9,7 @@ become control tokens: "<|im_end|>" in a message is spelled out in ordinary toke
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,15 @@ class Chat:
         """What to append to prompt + completion, so that `messages` follow and the assistant speaks next."""
         closed = bool(completion) and completion[-1] == self.end_of_turn
         return (() if closed else (self.end_of_turn,)) + self._encode(messages, after=True)
+
+    def spell(self, text: str) -> list[int]:
+        """The tokens of a text outside of the template."""
+        cuts = (match.end() for match in self._inside_control.finditer(text))
+        return [
+            token
+            for start, end in itertools.pairwise((0, *cuts, len(text)))
+            for token in self._ids(text[start:end])
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

@@ -165,7 +165,7 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
     spoken: list[bool] = []
 
     def say(text: str, learned: bool = True) -> None:
-        ids = chat.tokenizer.encode(text, add_special_tokens=False)
+        ids = chat.spell(text)
         tokens.extend(ids)
         spoken.extend([learned] * len(ids))
 
