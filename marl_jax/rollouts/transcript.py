@@ -44,7 +44,7 @@ def prompts_of(episode: Episode, decode: Decoders) -> list[str]:
     words = []
     for call in episode.calls:
         shown = 0
-        if call.after is not None and not call.cut:
+        if call.after is not None:
             before = episode.calls[call.after]
             shown = len(before.prompt_tokens) + len(before.tokens)
         words.append(decoder_of(decode, call.policy)(call.prompt_tokens[shown:]))

@@ -9,7 +9,7 @@ from fake_engine import TOKENIZER, FakeEngine
 from rollout_kit import MATH, PROMPTS, TASKS, ragged, run, speak, timeless
 
 from marl_jax.policies import SamplingSettings, isolated, shared
-from marl_jax.rollouts import Limits, replay
+from marl_jax.rollouts import Limits, prompts_of, replay
 from marl_jax.task import Task
 from marl_jax.workflows import (
     Call,
@@ -339,12 +339,15 @@ def test_cutting_a_later_turn_leaves_its_history_whole():
         return heard.text
 
     limits = Limits(context=120, overlong="truncate")
-    first, second = run(
+    episode = run(
         growing,
         TASKS[:1],
         FakeEngine(lambda p, r: "ok"),
         limits=limits,
         settings=SamplingSettings(max_new_tokens=20),
-    )[0].calls
+    )[0]
+    first, second = episode.calls
     history = first.prompt_tokens + first.tokens
     assert second.cut > 0 and second.prompt_tokens[: len(history)] == history
+    asked = prompts_of(episode, TOKENIZER.decode)
+    assert asked[1] == TOKENIZER.decode(second.prompt_tokens[len(history) :])
