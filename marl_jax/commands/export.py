@@ -6,6 +6,7 @@ peft   the adapter as it was trained, adapter_config.json with the base's direct
 The tokenizer's files are the base's to the byte, so that a run may start policies from the export beside that base.
 """
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -77,8 +78,8 @@ def export(
     """Write a policy at a checkpoint (latest, best, base or a step) to the directory `out`.
 
     `dtype` is float32 or bfloat16. None: full weights and adapters, trained in float32, stay so; an
-    adapter's sum with its base, and a policy that was not trained, are as the base is stored. Files of a model that is
-    there already are refused, or with `overwrite` replaced.
+    adapter's sum with its base, and a policy that was not trained, are as the base is stored, float16 as float32. Files
+    of a model that is there already are refused, or with `overwrite` replaced.
     """
     path = path_of(workdir)
     which = read_which(checkpoint, "--checkpoint")
@@ -99,7 +100,10 @@ def export(
         check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
     trained = not spec.frozen and stored.step > 0
-    kept = "float32" if format == "peft" or (trained and not spec.lora) else load_config(spec.base).dtype
+    kept = "float32"
+    if format == "hf" and (spec.lora or not trained):
+        with contextlib.suppress(ValueError):  # it is stored in a type that is not written here
+            kept = load_config(spec.base).dtype
     chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
     note = "\n".join(
         filter(None, [_note(dtype or kept, kept, spec, trained, format), *_served(chat, model, format)])

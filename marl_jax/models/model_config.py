@@ -96,7 +96,8 @@ class ModelConfig:
             dtype = (spelled or {"float32"}).pop().removeprefix("torch.")
             if dtype not in DTYPES:
                 raise ValueError(
-                    f"dtype is {dtype!r}; load the weights as one of {', '.join(DTYPES)} with dtype="
+                    f"dtype is {dtype!r}; load the weights as one of {', '.join(DTYPES)}, with dtype= or, in a run, "
+                    "policies.dtype"
                 )
         values: dict[str, Any] = {name: published[name] for name in _REQUIRED}
         values |= {name: published.get(name) for name in TOKENS}

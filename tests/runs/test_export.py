@@ -194,6 +194,19 @@ def test_an_adapter_in_a_base_of_bfloat16_says_that_the_sum_is_rounded(tmp_path)
     assert (whole.dtype, whole.note) == ("float32", "")
 
 
+def test_what_started_from_a_base_of_float16_is_written_in_float32(tmp_path):
+    base, stored = make_base(tmp_path / "base", init(0, MODEL)), tmp_path / "base" / "config.json"
+    spelled = dict.fromkeys(("dtype", "torch_dtype"), "float16")
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | spelled))
+    low = {"policies__train": "lora", "policies__lora_rank": RANK, "policies__lora_alpha": ALPHA}
+    trees = {3: {"p0": adapter(5), "p1": adapter(6)}}
+    run = make_run(tmp_path / "run", base, trees, policies__dtype="float32", **low)
+    for checkpoint in ("3", "base"):
+        done = export(run, "p1", tmp_path / f"of {checkpoint}", checkpoint=checkpoint)
+        assert (done.dtype, done.note) == ("float32", "")
+    assert export(run, "p1", tmp_path / "rounded", dtype="bfloat16").dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("format", ["hf", "peft"])
 def test_files_of_a_model_are_not_replaced_unasked(lora, tmp_path, format):
     (tmp_path / "notes.txt").write_text("mine")
