@@ -22,18 +22,19 @@ ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
 
 
 @functools.lru_cache(2)
-def _stored(directory: str, written: tuple[int, ...]) -> tuple[Any, Any]:
+def _stored(directory: str, dtype: str | None, written: tuple[int, ...]) -> tuple[Any, Any]:
     """Its configuration and weights; when these were written tells a later model in the same place."""
-    return load_hf(directory)
+    return load_hf(directory, dtype=dtype)
 
 
-def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
+def mean_logprobs(directory: str, calls: Sequence[CallRecord], *, dtype: str | None = None) -> list[float]:
     """By call, the mean log-prob of its tokens given its prompt, at temperature 1; 0 for a call without tokens.
 
-    The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer.
+    The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer. `dtype`
+    ("float32" or "bfloat16") is the type that it computes in; None: as it is stored.
     """
     weights = sorted(located(directory).glob("*.safetensors"))
-    config, params = _stored(directory, tuple(path.stat().st_mtime_ns for path in weights))
+    config, params = _stored(directory, dtype, tuple(path.stat().st_mtime_ns for path in weights))
     values = []
     for first in range(0, len(calls), ROWS):
         batch = calls[first : first + ROWS]

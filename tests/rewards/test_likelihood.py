@@ -1,6 +1,8 @@
 """The mean log-prob of what was said, against a softmax in float64 over the model's own logits."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -44,6 +46,17 @@ def test_it_is_the_mean_over_the_tokens_that_were_said(base):
     calls = [said(*(tuple(rng.integers(3, 40, n).tolist()) for n in pair)) for pair in lengths]
     assert mean_logprobs(base, calls) == pytest.approx([by_hand(call) for call in calls], abs=2e-5)
     assert mean_logprobs(base, [said((1, 2), ())]) == [0.0] and mean_logprobs(base, []) == []
+
+
+def test_a_model_that_is_stored_in_float16_is_read_as_it_is_asked_for(base, tmp_path):
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    about = json.loads((tmp_path / "config.json").read_text())
+    half = dict.fromkeys(("dtype", "torch_dtype"), "float16")
+    (tmp_path / "config.json").write_text(json.dumps(about | half))
+    calls = [said((1, 2), (3, 4))]
+    with pytest.raises(ValueError, match="with dtype="):
+        mean_logprobs(str(tmp_path), calls)
+    assert mean_logprobs(str(tmp_path), calls, dtype="float32") == mean_logprobs(base, calls)
 
 
 def test_ids_of_another_tokenizer_are_told(base):
