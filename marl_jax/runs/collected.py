@@ -189,8 +189,8 @@ def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tupl
     finally:
         running.close()
     if not asked:
+        why = running.error or "flatten needs the prompt of one"
         raise FolderError(
-            f"the workflow '{config.workflow.name}' opens without a call on task '{bare.task.id}': flatten needs "
-            "the prompt of one"
+            f"the workflow '{config.workflow.name}' opens without a call on task '{bare.task.id}': {why}"
         )
     return tuple(asked[0].prompt)

@@ -98,6 +98,16 @@ def test_every_path_of_an_episode_that_forks_is_a_row(told):
     assert [len(one.calls) for one in table.episodes()] == [1, 1, 1]
 
 
+def test_a_first_prompt_that_does_not_fit_is_told(base):
+    config = tiny_config(base)
+    limits = dataclasses.replace(config.rollout.limits, context=9)
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, limits=limits))
+    with pytest.raises(
+        FolderError, match=r"on task 't1': the prompt adds \d+ tokens where 8 fit: raise max_prompt"
+    ):
+        flattened(Table.of([episode(1, said("one"))]), "generator", config, load_parts(config))
+
+
 def test_tokens_that_spell_something_else_here_are_refused(base):
     config = tiny_config(base)
     parts = load_parts(config)
