@@ -71,6 +71,7 @@ def generate(
         _per_prompt("top_p", top_p, count),
         _per_prompt("top_k", top_k, count),
     )
+    ends = token_ids("stop_tokens", stop_tokens)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     requests = [
         Request(
@@ -82,7 +83,7 @@ def generate(
             top_p=p,
             top_k=k,
             min_new_tokens=min_new_tokens,
-            stop_tokens=token_ids("stop_tokens", stop_tokens),
+            stop_tokens=ends,
             stop_strings=strings,
         )
         for tokens, request_id, name, new, heat, p, k in zip(prompts, ids, names, *columns)
@@ -103,7 +104,7 @@ def generate(
         max_new=new,
         requests=count,
         features=features,
-        stops=max(8, len(stop_tokens)),
+        stops=max(8, len(ends)),
     )
     settings = plan(config, load, lanes=lanes, budget_bytes=budget_bytes)
     to_text = None if tokenizer is None else tokenizer.decode

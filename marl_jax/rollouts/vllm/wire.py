@@ -58,7 +58,7 @@ class Server:
             raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
         try:
             answer: Any = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or nested without end
             answer = text
         if status != 200 and not (done and status == done[0] and done[1] in text):
             reason = answer.get("error", answer) if isinstance(answer, dict) else answer
