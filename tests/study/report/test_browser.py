@@ -533,7 +533,7 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
     paint = lambda cell: cell.evaluate("cell => getComputedStyle(cell).backgroundColor")
     assert len({paint(cell) for cell in cells.all()}) == 2
     for name, wanted in (
-        ("map", [",s math", "single shared,+20.3"]),
+        ("map", [",s math", "eval_opt shared (workflow voting),+20.3"]),
         ("Runs", [",cell,steps,base,final", "single-shared-s-math/seed-0,single-shared-s-math,50/50,25.0%"]),
     ):
         holder = page.locator("section").filter(has=page.locator(f"table[data-name={name}]"))

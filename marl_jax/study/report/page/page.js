@@ -40,8 +40,14 @@ const button = (text, onclick, more = {}) => el("button", {type: "button", oncli
 // ------------------------------------------------------------------ tables
 
 for (const table of document.querySelectorAll("table:not(.facts)")) {
+  const whole = cell => {  // names are wrapped at their signs, and are one text
+    const copy = cell.cloneNode(true);
+    copy.querySelectorAll("wbr").forEach(sign => sign.remove());
+    copy.normalize();
+    return copy;
+  };
   const rows = () => [...table.rows].map(row => [...row.cells].map(cell =>
-    [...cell.childNodes].filter(node => !node.matches?.(".links")).map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
+    [...whole(cell).childNodes].filter(node => !node.matches?.(".links")).map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
   (table.closest("details") ?? table.parentElement).before(button("CSV", () => saveCsv(table.dataset.name || "table", rows()), {class: "save"}));
 }
 
