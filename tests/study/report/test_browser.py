@@ -50,6 +50,9 @@ BROKEN = """() => {  // the parts of names, up to a sign, that lie on two lines
     }
     return found;
 }"""
+DRAWN = """let kind; window.drawn = []; Object.defineProperty(window, "uPlot", {get: () => kind, set: made => {
+    kind = new Proxy(made, {construct(of, [options, values, place]) {
+        drawn.push(values); return new of(options, values, place); }}); }});"""
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
@@ -305,6 +308,13 @@ def test_a_run_of_one_step_and_a_zoomed_curve_are_seen(visit, tmp_path):
     assert 18 <= seen[0] <= 22 and seen[1] == seen[0] + 1 and 34 <= seen[2] < 40 and seen[3] == seen[2]
 
 
+def test_a_running_mean_is_of_its_steps_alone_whatever_came_before(visit, tmp_path):
+    lines = [metrics(step, reward=1e20 if step == 9 else 0.5) for step in range(1, 46)]
+    page = visit(write_report(write_run(tmp_path / "run", lines=lines, evaluations=[])), script=DRAWN)
+    _, single, mean, *_ = page.evaluate("drawn[0]")
+    assert max(single) == single[8] == 1e20 and max(mean[:8] + mean[11:]) == min(mean) == 0.5
+
+
 def test_more_transcripts_come_behind_those_that_were_opened(visit, tmp_path):
     said = {1: [(replace(episode(), sample=k), RIGHT) for k in range(20)]}
     page = visit(write_report(write_run(tmp_path / "run", lines=[metrics(1)], episodes=said)))
@@ -505,10 +515,7 @@ def test_a_page_of_500_steps_and_2000_transcripts_opens_in_two_seconds(visit, tm
 def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     for cell, steps in (("voting-isolated-s-math", 45), ("voting-shared-s-math", 60)):
         full_run(tmp_path / cell, steps=steps, cell=cell)
-    script = """let kind; window.drawn = []; Object.defineProperty(window, "uPlot", {get: () => kind, set: made => {
-        kind = new Proxy(made, {construct(of, [options, values, place]) {
-            drawn.push(values); return new of(options, values, place); }}); }});"""
-    page = visit(write_overview(read_study(tmp_path))[0], 1280, script)
+    page = visit(write_overview(read_study(tmp_path))[0], 1280, DRAWN)
     assert page.evaluate("drawn[1].slice(1).map(line => line.filter(value => value !== null).length)") == [
         45, 45, 60, 60,
     ]  # single steps and their mean, to the last step of each run  # fmt: skip

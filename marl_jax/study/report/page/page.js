@@ -59,15 +59,12 @@ if (matchMedia("(max-width: 40rem)").matches) for (const fold of document.queryS
 const plots = [];
 const sync = window.uPlot && uPlot.sync("steps");
 
-function mean(values, window) {
+// Each is summed anew: what a large value rounds away would be missing behind it, too.
+const mean = (values, window) => values.map((_, end) => {
   let sum = 0, known = 0;
-  const add = (value, sign) => { if (value !== null) { sum += sign * value; known += sign; } };
-  return values.map((value, end) => {
-    add(value, 1);
-    if (end >= window) add(values[end - window], -1);
-    return known ? sum / known : null;
-  });
-}
+  for (let at = Math.max(0, end + 1 - window); at <= end; at++) if (values[at] !== null) { sum += values[at]; known += 1; }
+  return known ? sum / known : null;
+});
 
 function columns(panel) {
   const steps = [...new Set(panel.lines.flatMap(line => line.steps))].sort((a, b) => a - b);
