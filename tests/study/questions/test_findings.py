@@ -243,6 +243,24 @@ def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
     assert not [label for label in rows if label.count("+") == 2]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        [{"optimiser": {"schedule": {"learning_rate": rate}}} for rate in (3e-4, 1e-3)],
+        [{"loss": {"clip_high": clip}} for clip in (0.28, 0.2)],
+        [{"interventions": {"mixing": {"damping_window": window}}} for window in (32, 128)],
+        ({}, {"updates": "sequences", "optimiser": {"schedule": {"learning_rate": 1e-3}}}),
+    ],
+)
+def test_what_is_no_confound_and_no_intervention_answers_neither_question(tmp_path, one, other):
+    name = "voting-isolated-s-math"
+    runs = cell(tmp_path, name, RISING, **learner(**one))
+    runs += cell(tmp_path, f"{name}+b", FLAT, **learner(**other))
+    found, table, *_ = findings.answers(runs)
+    assert [row[7] for row in table.rows if row[0] == f"{name}+b over {name}"] == [NONE]
+    assert found[4].answer == found[5].answer == "Not run."
+
+
 POWERS = [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")]
 
 
