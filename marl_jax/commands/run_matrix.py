@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def run_matrix(
     root: Path,
     test_samples: int,
     launcher: str = "local",
-    options: Mapping[str, int | str] | None = None,
+    options: Mapping[str, float | str] | None = None,
 ) -> int:
     """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
@@ -80,7 +81,7 @@ def run_matrix(
     return 1 if trouble else 0
 
 
-def options_of(launcher: str, texts: Sequence[str]) -> dict[str, int | str]:
+def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:
     """The launcher's options, each NAME=VALUE, as numbers where they are."""
     if texts and launcher == "local":
         raise LauncherError(
@@ -89,7 +90,14 @@ def options_of(launcher: str, texts: Sequence[str]) -> dict[str, int | str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (name, sign, _) in zip(texts, pairs) if not (name and sign)]:
         raise LauncherError(f"--launcher_options has {wrong[0]!r}: give NAME=VALUE, with commas between")
-    return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
+    return {name: _number(value) for name, _, value in pairs}
+
+
+def _number(text: str) -> float | str:
+    """The number that a text is, as of a share of a GPU; else the text."""
+    if re.fullmatch(r"\d*\.\d+", text, re.ASCII):
+        return float(text)
+    return int(text) if re.fullmatch(r"\d+", text, re.ASCII) else text
 
 
 def show_results(jobs: Sequence[Job], root: Path) -> None:

@@ -231,9 +231,12 @@ def test_options_without_a_launcher_are_refused():
 
 
 def test_options_are_numbers_where_they_are_and_refused_without_a_value():
-    assert run_matrix.options_of("submitit", ["cluster=local", "gpus_per_node=2"]) == {
+    texts = ["cluster=local", "gpus_per_node=2", "num_gpus=0.5", "slurm_mem=1.5G"]
+    assert run_matrix.options_of("submitit", texts) == {
         "cluster": "local",
         "gpus_per_node": 2,
+        "num_gpus": 0.5,
+        "slurm_mem": "1.5G",
     }
     with pytest.raises(LauncherError, match="give NAME=VALUE"):
         run_matrix.options_of("ray", ["fast"])
