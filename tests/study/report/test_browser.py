@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -141,6 +142,17 @@ def colours(page, figure):
         return new Set(d).size; }""",
         figure,
     )
+
+
+def test_a_line_is_hidden_alone_whatever_its_name(visit, tmp_path):
+    for name in ("lr", "lr low", "step"):
+        full_run(tmp_path / name, steps=45)
+    reward = visit(write_overview(read_study(tmp_path))[0]).locator("figure").nth(1)
+    for name, hidden in (("lr", ["lr"]), ("lr low", ["lr", "lr low"]), ("step", ["lr", "lr low", "step"])):
+        reward.locator(".values button").get_by_text(re.compile(f"^{name} \\d")).click()
+        assert [
+            one.inner_text().rpartition(" 0.")[0] for one in reward.locator('[aria-pressed="false"]').all()
+        ] == hidden
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

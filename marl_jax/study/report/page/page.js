@@ -85,8 +85,9 @@ function curve(figure, panel) {
   const {steps, spread, among} = columns(panel);
   const show = panel.percent ? percent : value => number(value) + (value !== null && panel.unit ? ` ${panel.unit}` : "");
   const series = [{label: "step"}], values = [steps], bands = [];
-  const add = (options, column) => { series.push(options); values.push(column); };
+  const owners = [null];  // the line of each series: names may be those of other series
   for (const line of panel.lines) {
+    const add = (options, column) => { series.push(options); values.push(column); owners.push(line); };
     const stroke = () => painted(line.colour), raw = spread(line, line.values);
     if (line.low) {
       const faint = {stroke: "transparent", points: {show: false}, band: true, spanGaps: true};
@@ -136,8 +137,9 @@ function curve(figure, panel) {
   };
   let plot = null;
   const legend = el("p", {class: "values small"});
-  const toggle = (name, on) => {
-    plot.series.forEach((one, index) => { if (one.label.replace(/ \(single steps\)$| (low|high)$/, "") === name) plot.setSeries(index, {show: on}); });
+  const isShown = line => plot?.series[owners.lastIndexOf(line)].show ?? true;
+  const toggle = (line, on) => {
+    owners.forEach((owner, index) => { if (owner === line) plot.setSeries(index, {show: on}); });
     said(plot.cursor.idx ?? null);
   };
   const said = index => {
@@ -147,8 +149,8 @@ function curve(figure, panel) {
       const at = index === null ? line.values.length - 1 : line.steps.indexOf(steps[index]);
       const value = at < 0 ? null : line.values[at], count = line.n?.[at];
       const more = line.low && at >= 0 && line.low[at] !== null ? ` (${show(line.low[at])} – ${show(line.high[at])})` : "";
-      const on = plot?.series.find(one => one.label === line.name)?.show ?? true;
-      legend.append(button("", () => toggle(line.name, !on), {"aria-pressed": String(on)}));
+      const on = isShown(line);
+      legend.append(button("", () => toggle(line, !on), {"aria-pressed": String(on)}));
       legend.lastChild.append(el("i", {style: `background: ${paint(line.colour)}`}), `${line.name} ${show(value)}${more}`,
         count ? el("span", {class: "muted"}, `, n = ${count.toLocaleString("en")} ${line.of}`) : "");
     });
@@ -188,7 +190,7 @@ function curve(figure, panel) {
     const next = Math.min(Math.max(now + move, first), Math.max(first, last));
     plot.setCursor({left: plot.valToPos(steps[next], "x"), top: 10}, true, true);
   });
-  const drawn = () => panel.lines.filter(line => plot.series.find(one => one.label === line.name).show);
+  const drawn = () => panel.lines.filter(isShown);
   const picture = () => {  // on paper, under its title and the names of its lines
     const from = plot.ctx.canvas, unit = 16 * devicePixelRatio;
     const canvas = el("canvas", {width: from.width, height: from.height + unit * (2 + drawn().length)}), on = canvas.getContext("2d");
