@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_jax.config.run_config import EngineConfig, EvaluationConfig, RunConfig, config_module
-from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
 from marl_jax.learning.optimiser import ScheduleConfig
 from marl_jax.workflows import BUILT_IN
 
@@ -30,7 +29,9 @@ def get_config(name: str) -> RunConfig:
     # Not `auto`: the road of a run shall not depend on who makes it.
     road = "compiled" if BUILT_IN[config.workflow.name].in_arrays else "hosted"
     config = dataclasses.replace(config, road=road, evaluation=EvaluationConfig(problems=256))
-    for change in changes:
+    for change in sorted(
+        changes, key=lambda change: change != "long"
+    ):  # the original's schedule ends with the steps
         config = CHANGES[change](config)
     return config
 
@@ -67,15 +68,19 @@ def _schedule(config: RunConfig) -> RunConfig:
     return _learner(config, optimiser=dataclasses.replace(optimiser, schedule=schedule))
 
 
+def _intervene(config: RunConfig, **changes: object) -> RunConfig:
+    return _learner(config, interventions=dataclasses.replace(config.learner.interventions, **changes))
+
+
 def _mixing(**changes: object) -> Change:
-    return lambda config: _learner(config, interventions=InterventionConfig(Mixing(**changes)))
+    return lambda config: _intervene(
+        config, mixing=dataclasses.replace(config.learner.interventions.mixing, **changes)
+    )
 
 
 def _anchor(config: RunConfig) -> RunConfig:
     """The study's first intervention: every role is held to its start."""
-    return _learner(
-        config, interventions=InterventionConfig(kl_coef=dict.fromkeys(config.policies.map, 0.02))
-    )
+    return _intervene(config, kl_coef=dict.fromkeys(config.policies.map, 0.02))
 
 
 CHANGES: dict[str, Change] = {

@@ -579,3 +579,15 @@ def test_controls_spend_the_calls_of_a_workflow_and_its_tokens_but_for_half_a_ca
             assert min(abs((budget if spent is None else spent[0]) / calls - 1)) < 0.1, name
         else:
             assert min(abs((budget if spent is None else spent[1]) - tokens)) < a_call / 2, name
+
+
+@pytest.mark.parametrize(
+    "changes", [("anchor", "damping"), ("equalise", "damping"), ("schedule", "long"), ("regime", "long")]
+)
+def test_a_name_has_all_that_is_changed_in_its_cell_whatever_the_order(changes):
+    module, cell_name = config_module(REPOSITORY / "configs/findings.py"), "voting-isolated-xs-math"
+    made = [module.get_config("+".join((cell_name, *order))) for order in (changes, changes[::-1])]
+    assert made[0] == made[1]
+    interventions = made[0].learner.interventions
+    assert bool(interventions.kl_coef) == ("anchor" in changes)
+    assert (interventions.mixing.damping > 0) == ("damping" in changes)
