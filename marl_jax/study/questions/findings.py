@@ -290,6 +290,7 @@ def _is_clean(cell: Cell) -> bool:
     return (
         learner.get("updates", "one") == "one"
         and schedule.get("clamped", True)
+        and schedule.get("clock", "own") == "own"
         and not any(mixing.values())
         and all(changed.get(name, value) == value for name, value in defaults.items())
     )
