@@ -66,7 +66,8 @@ def recorded(run: Run, budget: int = BUDGET) -> Recorded:
     for number, (kind, step, some) in enumerate(kept):
         files.append({"kind": kind, "step": step})
         for one in some:
-            task = tasks.setdefault(one["task"]["id"], one["task"] | {"number": len(tasks)})
+            # By all of it: two splits of one's own tasks may have an id in common.
+            task = tasks.setdefault(inert(one["task"]), one["task"] | {"number": len(tasks)})
             episodes.append({**one, "f": number, "t": task["number"]})
             del episodes[-1]["task"]
     return Recorded(files, list(tasks.values()), episodes, unread, left, cut)

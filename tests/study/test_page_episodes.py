@@ -76,6 +76,14 @@ def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
     assert kinds == [("training", 10), ("test trained", 10), ("val", 10)]
 
 
+def test_problems_of_two_splits_that_have_an_id_in_common_have_their_own_questions(tmp_path):
+    folder = write_run(tmp_path / "run", episodes={1: [(episode("1+1=?"), RIGHT)]})
+    write_episodes(folder / "episodes/val-000000.parquet", table_of([(episode("2+2=?"), RIGHT)]))
+    found = said(folder)
+    asked = [found.tasks[one["t"]]["question"] for one in found.episodes]
+    assert asked == ["1+1=?", "2+2=?"]
+
+
 def test_evaluations_by_other_noise_or_another_cast_are_of_other_kinds(tmp_path):
     """The same step of one kind is the same problem again, and only the weights differ."""
     records = {
