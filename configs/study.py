@@ -2,8 +2,9 @@
 
 An optimiser update for every 512 sequences, so that voting's generator gets three times as many as its aggregator; one
 cosine schedule that every adapter steps, so that isolated policies reach its end early and it rises again; groups
-pooled as in the study, where a group of one has its reward as advantage. Run a cell of this file and the
-same cell of its own file with equal seeds: what differs is the regime.
+pooled as in the study, where a group of one has its reward as advantage; no weights for differences of sampler and
+trainer, and the dual clip, which the cells of `micro` lack. Run a cell of this file and the same cell of its own file
+with equal seeds: what differs is the regime.
 """
 
 import dataclasses
