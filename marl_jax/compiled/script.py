@@ -6,17 +6,19 @@ So the Markdown of the prompts is their only source. A piece is a text in codes,
 question, an earlier completion, or one part of it.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_jax.compiled.alphabet import Alphabet
 from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.own import home_of, told
 from marl_jax.rollouts import Chat
-from marl_jax.task import Family, Task
+from marl_jax.task import Family
 from marl_jax.workflows.api import Call, Completion, Workflow
 from marl_jax.workflows.render import Prompts
 
@@ -77,17 +79,14 @@ def dry_run(
     """The calls of an episode by batch. `texts` are completions in place of marks, by the number of their call."""
     if "rng" in inspect.signature(workflow.fn).parameters:
         raise NoArrayForm(f"workflow '{workflow.name}' draws at random, which has no form in arrays")
-    script = workflow(Task("a task", family, mark()), prompts)
-    calls, turns = itertools.count(), dict[tuple[str, int], int]()
-    batches: list[list[Cue]] = []
-    reply: Any = None
-    while True:
-        try:
-            yielded = script.send(reply)
-        except StopIteration:
-            return batches
-        items = yielded if isinstance(yielded, list | tuple) else [yielded]
-        batch, replies = list[Cue](), list[Completion]()
+    turns, numbers = dict[tuple[str, int], int](), itertools.count()
+    batches, written = list[list[Cue]](), list[tuple[Call, str]]()
+
+    def said(number: int) -> Completion:
+        return Completion(texts.get(number, mark(number)), (), (), "stop", None, number)
+
+    for items in _played(workflow, prompts, _Asked(family, mark()), said):
+        batch = list[Cue]()
         for item in items:
             if not isinstance(item, Call):
                 what = type(item).__name__
@@ -96,24 +95,91 @@ def dry_run(
                 raise NoArrayForm(
                     f"a call of '{item.role}' has labels or is about another task, which has no form in arrays"
                 )
-            number, seat = next(calls), (item.role, item.slot)
+            seat, rendered = (item.role, item.slot), chat.texts(item.messages, after=item.after is not None)
             batch.append(
                 Cue(
                     item.role,
                     item.slot,
                     turns.get(seat, 0),
-                    number,
-                    _pieces(chat.texts(item.messages, after=item.after is not None), alphabet, item.role),
+                    next(numbers),
+                    _pieces(rendered, alphabet, item.role),
                     tuple(read.call for read in item.reads),
                     None if item.after is None else item.after.call,
                     item.read,
                 )
             )
             turns[seat] = turns.get(seat, 0) + 1
-            text = texts.get(number, mark(number))
-            replies.append(Completion(text, (), (), "stop", None, number))
+            written.append((item, rendered[0]))
         batches += [batch] if batch else []
-        reply = replies if isinstance(yielded, list | tuple) else replies[0]
+    if role := _role_shown_else(workflow, prompts, chat, family, texts, written):
+        raise NoArrayForm(
+            f"a prompt of role '{role}' that shows a changed text, or goes by what was read, has no form in arrays"
+        )
+    return batches
+
+
+@dataclasses.dataclass
+class _Asked:
+    """The task of a dry run: a form knows of no more."""
+
+    family: Family
+    question: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NoArrayForm(f"a workflow that looks at task.{name} has no form in arrays")
+
+
+def _played(
+    workflow: Workflow, prompts: Prompts, task: Any, said: Callable[[int], Completion]
+) -> Iterator[list[Any]]:
+    """What it yields, batch by batch; `said(number)` are the completions of its calls."""
+    script, numbers, reply = workflow(task, prompts), itertools.count(), None
+    while True:
+        try:
+            yielded = script.send(reply)
+        except StopIteration:
+            return
+        except NoArrayForm:
+            raise
+        except Exception as error:
+            raise NoArrayForm(
+                f"workflow '{workflow.name}', which raises {told(error, home_of(workflow.fn))} where nothing can be "
+                "read, has no form in arrays"
+            ) from None
+        several = isinstance(yielded, list | tuple)
+        items = list(yielded) if several else [yielded]
+        yield items
+        replies = [said(next(numbers)) for _ in items]
+        reply = replies if several else replies[0]
+
+
+def _role_shown_else(
+    workflow: Workflow,
+    prompts: Prompts,
+    chat: Chat,
+    family: Family,
+    texts: Mapping[int, str],
+    written: Sequence[tuple[Call, str]],  # the calls of a dry run, and the text that each adds
+) -> str | None:
+    """The role of the first call that adds another text than that, with its fields filled, where all says more."""
+    filled = {mark(): f"aB {mark()} cD"}
+    filled |= {mark(call): f" aB\n{mark(call)}\n{'cD ' * 400}" for call in range(len(written))}
+    table = str.maketrans(filled)
+
+    def said(call: int) -> Completion:
+        text, answer = (texts[call], None) if call in texts else (filled.get(mark(call), ""), "?")
+        return Completion(text, (), (), "stop", answer, call)
+
+    again = _played(workflow, prompts, _Asked(family, filled[mark()]), said)
+    with contextlib.suppress(NoArrayForm):  # such as an answer that is no number
+        for (call, text), other in zip(written, itertools.chain.from_iterable(again)):
+            if not isinstance(other, Call) or (call.role, call.slot) != (other.role, other.slot):
+                return None
+            if chat.texts(other.messages, after=other.after is not None) != [text.translate(table)]:
+                return call.role
+    return None
 
 
 def _pieces(texts: Sequence[str], alphabet: Alphabet, role: str) -> tuple[Piece, ...]:

@@ -4,12 +4,13 @@ import random
 
 import pytest
 
+from marl_jax.compiled import NoArrayForm
 from marl_jax.compiled.alphabet import alphabet_of
 from marl_jax.compiled.script import Field, dry_run
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rollouts import Chat
 from marl_jax.task import Task
-from marl_jax.workflows import BUILT_IN, Completion, load_prompts
+from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts, solver, workflow
 
 TOKENIZER = build_micro_tokenizer()
 CHAT, ALPHABET = Chat(TOKENIZER), alphabet_of(TOKENIZER, 160)
@@ -59,3 +60,48 @@ def test_what_a_plan_says_leads_to_the_workers_that_it_asks_for():
     _, workers, _ = dry_run(FORMS["orch_workers"], PROMPTS, CHAT, ALPHABET, "math", {0: plan})
     assert [cue.slot for cue in workers] == [0, 1]
     assert filled(workers[1], []) == "<|im_start|>user\n3+4=?\nby parts<|im_end|>\n<|im_start|>assistant\n"
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+def by_field(task, prompts):
+    yield Call("generator", user(f"{task.question} {task.meta['hint']}"))
+
+
+def with_answer(task, prompts):
+    draft = yield Call("generator", user(task.question))
+    yield Call("generator", user(f"{draft} says {draft.answer}"))
+
+
+def by_answer(task, prompts):
+    draft = yield Call("generator", user(task.question))
+    yield Call("generator", user("again" if draft.answer is None else str(draft)))
+
+
+def shortened(task, prompts):
+    draft = yield Call("generator", user(task.question))
+    yield Call("generator", user(draft.text.strip()))
+
+
+def counted(task, prompts):
+    draft = yield Call("generator", user(task.question))
+    yield Call("generator", user(str(draft)), slot=int(draft.answer))
+
+
+@pytest.mark.parametrize(
+    ("flow", "what"),
+    [
+        (by_field, r"looks at task\.meta"),
+        (with_answer, "goes by what was read"),
+        (by_answer, "goes by what was read"),
+        (shortened, "shows a changed text"),
+        (counted, r"raises TypeError: int\(\) .* \(in counted, line \d+\) where nothing can be read"),
+    ],
+)
+def test_prompts_of_more_than_whole_texts_are_refused(flow, what):
+    """They would be the same in all episodes, whatever is said."""
+    own = workflow(roles={"generator": solver})(flow)
+    with pytest.raises(NoArrayForm, match=what):
+        dry_run(own, PROMPTS, CHAT, ALPHABET, "math", {})
