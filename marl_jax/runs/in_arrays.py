@@ -285,8 +285,8 @@ class Compiled:
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
         return table
 
-    def _made(self, run: Run, state: State, table: Table, learned: Any, at: Place) -> Made:
-        (trees, moved), columns, metrics = learned
+    def _made(self, run: Run, state: State, table: Table, made: Any, at: Place) -> Made:
+        (trees, moved), columns, metrics = made
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
         learner, described = run.phases.learner(at.phase), run.phases.described(table)
@@ -295,7 +295,8 @@ class Compiled:
             counts = {count: int(value) for count, value in jax.device_get(own.counts).items()}
             states[name] = jax.tree.map(self._home, own).replace(**counts)
         trees = jax.tree.map(self._home, trees)
-        seen = _evidence(self._config, columns, np.flatnonzero(described), learner.learns(rows, state.step))
+        learned = learner.learns(rows, state.step)
+        seen = _evidence(self._config, columns, np.flatnonzero(described), learned)
         failure = ""
         try:
             outcome = learner.conclude(
@@ -304,7 +305,7 @@ class Compiled:
                 rows,
                 seen,
                 {name: own.skipped for name, own in state.learner.items()},
-                *_reports_of(self._cast, columns, states, metrics["policy"]),
+                *_reports_of(self._cast, columns, states, metrics["policy"], rows.take(learned)),
             )
         except NonFiniteGradients as error:
             outcome, failure = error.outcome, str(error)
@@ -382,10 +383,15 @@ def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np
 
 
 def _reports_of(
-    cast: Cast, columns: Columns, states: Mapping[str, LearnerState], metrics: Mapping[str, Any]
+    cast: Cast,
+    columns: Columns,
+    states: Mapping[str, LearnerState],
+    metrics: Mapping[str, Any],
+    learned: Table,  # the rows of the step that trained
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(reports, gradients) by policy."""
     reports, described = {}, {}
+    slots = {*zip(map(learned.role_of, range(len(learned))), learned.slot.tolist())}
     for policy, numbers in metrics.items():
         reports[policy] = dict(states[policy].counts)
         if not numbers["rows"]:
@@ -393,5 +399,13 @@ def _reports_of(
         reports[policy] |= policy_report([([numbers["loss"]], numbers["applied"])], float(numbers["rate"]))
         reports[policy]["padding_share"] = float(numbers["padding_share"])
         if cast.config.learner.gradients != "off":
-            described[policy] = gradient_report([numbers["applied"]], *units_of(cast, policy, columns.cues))
+            units, roles = units_of(cast, policy, columns.cues)
+            there = [k for k, unit in enumerate(units) if unit in slots or not isinstance(unit, tuple)]
+            applied = dict(numbers["applied"])
+            parts = {name: applied[name] for name in ("gram", "weight", "layers") if name in applied}
+            applied |= jax.tree.map(lambda x, k=there: x[k], parts)
+            applied["gram"] = applied["gram"][:, there]
+            described[policy] = gradient_report(
+                [applied], [units[k] for k in there], [roles[k] for k in there]
+            )
     return reports, described

@@ -63,10 +63,14 @@ def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
     assert json.loads((alone / "config.json").read_text())["settled"]["road"] == "compiled"
 
 
-def test_policies_without_an_anchored_role_tell_no_kl(base, tmp_path):
+def test_policies_without_an_anchored_role_tell_no_kl_and_slots_that_learn_nothing_no_gradient(
+    base, tmp_path
+):
     voting = dataclasses.replace(tiny_config(base), rewards=CreditConfig(), steps=2)
     anchored = dataclasses.replace(voting.learner.interventions, kl_coef={"generator": 0.1})
-    voting = dataclasses.replace(voting, learner=dataclasses.replace(voting.learner, interventions=anchored))
+    learner = dataclasses.replace(voting.learner, interventions=anchored, gradients="slots", layer_norms=True)
+    frozen = dataclasses.replace(voting.policies, frozen_roles=("generator/1",))
+    voting = dataclasses.replace(voting, learner=learner, policies=frozen)
     for road in ("compiled", "hosted"):
         loop.train(dataclasses.replace(voting, road=road), tmp_path / road, live=quiet())
     first, there = (records(tmp_path / road)[0][0] for road in ("compiled", "hosted"))
