@@ -43,7 +43,7 @@ CAPPED = {
 }
 IN_TURN = {"learner.interventions.alternate": "aggregator,generator"}
 CELLS = {
-    "voting isolated": lambda: small("voting-isolated-xs-math"),
+    "voting isolated": lambda: small("voting-isolated-xs-math", **{"sampling.temperature": "0.9"}),
     "single": lambda: small("single-shared-xs-math"),
     "single_matched": lambda: small("single_matched-shared-xs-math"),
     "eval_opt isolated": lambda: small("eval_opt-isolated-xs-math", **{"workflow.settings.rounds": "2"}),
