@@ -72,6 +72,11 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
     read = stage.read(lines)
     graded = [jnp.where(line.made, 1.0 * own.right, 0.0) for line, own in zip(lines, read)]
     outcome = jnp.take_along_axis(jnp.stack(graded, axis=1), answer[:, None], axis=1)[:, 0]
+    # Answers that another reader than the task's has read have no grade in arrays.
+    beyond = [
+        own.beyond | (own.readable & ((answer == place) | (kind == SOLVER)) if line.cue.read else False)
+        for place, (line, own, kind) in enumerate(zip(lines, read, kinds))
+    ]
     alone = jnp.arange(episodes, dtype=jnp.int32)
     places = lambda line: -1 if line.cue.after is None else line.cue.after
     columns = Table(
@@ -112,7 +117,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         jnp.where(made, shown, 0),
         number,
         answer,
-        beyond=made & rows([own.beyond for own in read]),
+        beyond=made & rows(beyond),
         cues=tuple(line.cue for line in lines),
         widths=tuple((line.prompt[0].shape[1], line.tokens.shape[1]) for line in lines),
         shared=tuple(line.by_task for line in lines),

@@ -1,5 +1,6 @@
 """Both roads say the same: from one state, the same tokens but for near-ties; of the same tokens, the same numbers."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -19,10 +20,13 @@ from marl_jax.learning.by_role.step_report import gradient_report
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
 from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.rewards.grading import grade
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.loading.play import player_of
 from marl_jax.sampling.methods import noise
 from marl_jax.sampling.requests import noise_key
 from marl_jax.table import Ragged
+from marl_jax.workflows import Call, parse
 
 ADAPTERS = {"policies.train": "lora", "policies.lora_rank": "4"}
 RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
@@ -179,6 +183,24 @@ def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
     other = on_host(hosted, (None, played), tasks)
     assert len(parted(hosted, before, table, other)) <= 1
     np.testing.assert_array_equal(other.truncated, table.truncated)
+
+
+def says_a_number(task, prompts):
+    return (yield Call("generator", prompts.generator(question=task.question), read=parse.whole))
+
+
+def test_an_answer_without_its_box_is_right_by_text_and_beyond_the_arrays():
+    config = small("single-shared-xs-math", **{"data.problems": "1", "rollout.samples": "2"})
+    parts = load_parts(config)
+    parts = dataclasses.replace(parts, workflow=dataclasses.replace(parts.workflow, fn=says_a_number))
+    (task,), (words, given) = next(compiled.problems(config)), next(compiled.batches(config, parts=parts))
+    said = parts.tokenizer.encode(f"{task.gold}<|im_end|>", add_special_tokens=False)
+    forced = np.full((1, 2, 1, 32), -1, np.int32)
+    forced[..., : len(said)] = said
+    play = jax.jit(compiled.make_halves(config, parts=parts).play)
+    columns, metrics = play(compiled.start(config, parts=parts), words, given.replace(forced=forced))
+    table = compiled.to_host(compiled.cast_of(config, parts), columns, [task])
+    assert grade(table).outcome.tolist() == [1, 1] and not table.outcome.any() and metrics["beyond"] == 2
 
 
 @pytest.mark.long
