@@ -29,9 +29,8 @@ def get_config(name: str) -> RunConfig:
     # Not `auto`: the road of a run shall not depend on who makes it.
     road = "compiled" if BUILT_IN[config.workflow.name].in_arrays else "hosted"
     config = dataclasses.replace(config, road=road, evaluation=EvaluationConfig(problems=256))
-    for change in sorted(
-        changes, key=lambda change: change != "long"
-    ):  # the original's schedule ends with the steps
+    # The number of steps first: the original's schedule ends with them.
+    for change in sorted(changes, key=lambda change: change != "long"):
         config = CHANGES[change](config)
     return config
 
