@@ -106,8 +106,8 @@ STEEP = (
     "eval_opt-shared-xs-math+rounds6+long",
 )
 FLAT = tuple(name.replace("6", "1") for name in STEEP)
-# None of the steep ones fell, so no cell has the largest cliff. Confounds and interventions are tried in this one, in a
-# quarter of the time: three seeds take 1.02 hours, those of six agents and 400 steps 4.50.
+# None of the steep ones fell, so no cell has the largest cliff. Confounds and interventions are tried in this one, at a
+# fraction of the time of six agents and 400 steps (the hours are in docs/findings-runs.md).
 BASE = "voting-isolated-xs-math"
 SETS = {
     "xs-math": tuple(name for name in micro.SETS["study"] if name.endswith("-xs-math")),

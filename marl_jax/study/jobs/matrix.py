@@ -296,8 +296,10 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
     elif found.kind is not Kind.DONE:
         code = _run(job.training, stop)
         found = state(job)
+        by_alarm = code == 0 and job.config.alarms == "stop"
         if not stop.asked and found.kind is not Kind.DONE:
-            yield f"training {_ended(code)} ({found})"
+            why = "was stopped by an alarm; --config.alarms=tell goes on" if by_alarm else _ended(code)
+            yield f"training {why} ({found})"
     if found.kind is not Kind.DONE or not samples:
         return
     for command in job.testing(samples):

@@ -390,6 +390,9 @@ def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked
     assert trouble == ["voting-shared-xs-math, seed 0: training ended with exit code 0 (step 3)"]
     trouble, _, _ = worked(jobs[:1], lambda job, module, stop: -9)
     assert trouble == ["voting-shared-xs-math, seed 0: training was killed by signal 9 (step 3)"]
+    job = dataclasses.replace(jobs[0], config=dataclasses.replace(jobs[0].config, alarms="stop"))
+    trouble, _, _ = worked([job], lambda job, module, stop: leave(job, steps=3) or 0)
+    assert "training was stopped by an alarm; --config.alarms=tell goes on (step 3)" in trouble[0]
 
 
 def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):
