@@ -106,13 +106,16 @@ _LABEL = re.compile(
     r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
-# A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle; |x| = 5 and \\sin x = 1
-# are to be solved.
+# A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle, an integral, a sum, a
+# limit, what vectors make; |x| = 5 and \\sin x = 1 are to be solved.
 _ASKED = re.compile(
-    r"[A-Za-z](?:\s*[+-]\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\|"
+    r"[A-Za-z](?:\s*[+-]\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\|(?:\^(?:2|\{2\}))?"
     r"|(?:[PE]|\\mathbb\s*\{\s*[PE]\s*\})\s*[(\[][^()\[\]]*[)\]]"
     r"|[A-Za-z]\([A-Za-z]\([^()=]*\)\)"
-    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:\\(?:alpha|beta|gamma|theta|phi|varphi)|[A-Z]{1,3})"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^(?:2|\{2\})\s*)?(?:\\angle\s*)?2?"
+    r"\s*(?:\\(?:alpha|beta|gamma|theta|phi|varphi)|[A-Z]{1,3})"
+    r"|\\(?:i{0,2}int|oint|sum|prod|lim|det|dim)(?![A-Za-z]).+|.*\\(?:vec|overrightarrow)(?![A-Za-z]).*",
+    re.DOTALL,
 )
 
 
@@ -316,10 +319,13 @@ def is_label(text: str) -> bool:
 
 
 def is_asked(text: str) -> bool:
-    """Whether an answer may name its value so: by a label, a sum of names (m + n), [ABC], P(X = 1), \\sin A. A gold
-    x + y = 5 is a line.
+    """Whether an answer may name its value so: by a label, a sum of names (m + n), [ABC], P(X = 1), \\sin A, or what
+    has several variables, as one equation solves for none of them. A gold x + y = 5 is a line.
     """
-    return is_label(text) or bool(_ASKED.fullmatch(text))
+    if is_label(text) or _ASKED.fullmatch(text):
+        return True
+    node = read(text)
+    return node[0] == "scalar" and len(variables(node[1]) - {"\\infty"}) > 1
 
 
 # --- scalars --------------------------------------------------------------------------------------------------
