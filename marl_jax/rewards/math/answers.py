@@ -23,8 +23,8 @@ Node = tuple
 
 def readings(text: str) -> Iterator[Node]:
     r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
-    10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations; the m of 5 m is a
-    variable, too. Nested too deep, it is mere text.
+    10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations; x > 1 and x < 3 is
+    an interval, or two; the m of 5 m is a variable, too. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -47,6 +47,9 @@ def readings(text: str) -> Iterator[Node]:
         names, values = zip(*(item[1] for item in node[1]))
         if "".join(names) in _COORDINATES:
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
+    joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
+    if joint and (both := _common(node[1])) is not None:  # x \ne 1, x > 0, too
+        yield both
 
 
 @functools.lru_cache(1 << 12)
@@ -64,7 +67,7 @@ def read(text: str) -> Node:
         if not all(parts):
             return _text(text)
         items = tuple(itertools.chain.from_iterable(map(_items, parts)))
-        return (_solutions(items) if "or" in text else None) or ("list", items)
+        return (_solutions(items) if "or" in text and not _AND.search(text) else None) or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         return _bracket(text)
     if text.startswith("\\begin"):
@@ -84,6 +87,7 @@ _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
@@ -166,6 +170,21 @@ def _solutions(items: tuple[Node, ...]) -> Node | None:
     return _set_algebra("\\cup", tuple(sets))
 
 
+def _common(items: tuple[Node, ...]) -> Node | None:
+    """The numbers that meet all conditions, x > 1 and x < 3; None where there are none, or one condition is enough."""
+    if not all(_condition(item) for item in items) or len({_condition(item) for item in items}) > 1:
+        return None
+    both = combine("\\cap", items)
+    return None if both == ("set", ()) or both in items else both
+
+
+def _condition(node: Node) -> str:
+    """The variable that a condition is on, x in x < 1 or x = 2; "" where it is none on one variable."""
+    parts = [part for part in node[1] if part[0] != "set"] if node[0] == "union" else [node]
+    names = {part[4] if _is_condition(part) else "" for part in parts}
+    return names.pop() if len(names) == 1 else ""
+
+
 def _items(text: str) -> tuple[Node, ...]:
     r"""An item of a list or set: two where it has one \pm."""
     return _both(text) or (read(text),)
@@ -202,14 +221,19 @@ def _bracket(text: str) -> Node:
 
 
 def _described(inner: str) -> Node | None:
-    """The intervals of a set of reals given by a condition, x | x > 3."""
+    """The reals of a set given by conditions, x | x > 3, or by equations, x | x = 1 or x = 3."""
     found = _CONDITION.fullmatch(inner)
     if found is None:
         return None
-    node = read(found["condition"])
-    ranges = [part for part in node[1] if part[0] != "set"] if node[0] == "union" else [node]
-    name = unbraced(found["name"])
-    return node if ranges and all(_is_condition(part) and part[4] == name for part in ranges) else None
+    node, name = read(found["condition"]), unbraced(found["name"])
+    items = node[1] if node[0] == "list" else (node,)
+    if all(item[0] == "equation" and len(item[1]) == 2 and unbraced(item[1][0]) == name for item in items):
+        points = tuple(point for item in items for point in _items(item[1][1]))
+        constant = all(point[0] == "scalar" and not variables(point[1]) for point in points)
+        return ("set", points) if constant and (len(items) == 1 or "or" in found["condition"]) else None
+    if node[0] == "list":
+        node = _common(items) or node
+    return node if _condition(node) == name else None
 
 
 def _is_condition(node: Node) -> bool:
