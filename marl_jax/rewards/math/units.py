@@ -51,8 +51,8 @@ def agree(unit: str, other: str) -> bool:
 
 
 def has_words(text: str) -> bool:
-    """Whether an expression holds a word, which makes it a text; `xyz` is a product."""
-    return any(not _PRODUCT.fullmatch(word) for word in _WORD.findall(text))
+    """Whether an expression holds a word, which makes it a text; `xyz`, `mgh` and `nRT` are products."""
+    return any(not (_PRODUCT.fullmatch(word) or _NO_WORD.fullmatch(word)) for word in _WORD.findall(text))
 
 
 def _is_measured(quantity: str, unit: str) -> bool:
@@ -140,6 +140,10 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
 _PRODUCT = re.compile(r"[w-z]{2,4}|abcd?")
+# Without a vowel, or with small and large letters mixed as in no word.
+_NO_WORD = re.compile(
+    r"(?!csc|gcd|lcm|nth|sgn)[b-df-hj-np-tv-xz]{3,4}|(?![A-Z][a-z]+$)(?=.*[a-z])(?=.*[A-Z])[A-Za-z]{3,4}"
+)
 _POWERS = {"square": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _MULTIPLIERS["trillion"] = 10**12
