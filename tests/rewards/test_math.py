@@ -410,6 +410,10 @@ SAME = {
     ],
     "equations with the same solutions": [
         ("2x - y + 1 = 0", "y=2x+1"),
+        (r"x-\sqrt3y+2=0", r"y=\frac{\sqrt3}{3}x+\frac{2\sqrt3}{3}"),
+        (r"y-\sqrt3=\frac{\sqrt3}{3}(x-1)", r"x-\sqrt3y+2=0"),
+        (r"x^2+y^2-2\sqrt3x=0", r"(x-\sqrt3)^2+y^2=3"),
+        (r"\sqrt3x-y<0", r"y>\sqrt3x"),
         ("2x^2+2y^2=8", "x^2+y^2=4"),
         ("y=2, x=1", "x=1,y=2"),
         ("2y > 4x", "y > 2x"),
@@ -777,6 +781,9 @@ DIFFERENT = {
         (r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         ("-2y > -4x", "y > 2x"),
+        (r"\sqrt3x-y<0", r"y<\sqrt3x"),
+        (r"x-\sqrt3y+2=0", r"y=\frac{\sqrt3}{3}x+\frac{\sqrt3}{3}"),
+        (r"x=1.732050807568877y", r"x-\sqrt3y=0"),
     ],
     "a unit may not be changed": [
         (r"12\,\mathrm{N\cdot m}", r"12 N"),

@@ -43,6 +43,7 @@ from marl_jax.rewards.math.expressions import (
     is_rational,
     multiply,
     number,
+    placed,
     rename,
     variables,
 )
@@ -215,7 +216,7 @@ class _Comparison:
             case "matrix":
                 return len(a[1]) == len(g[1]) and all(map(self.same_row, a[1], g[1]))
             case "inequality":
-                return a[1] == g[1] and _proportional(a[2], g[2], positive=True)
+                return a[1] == g[1] and self.proportional(a[2], g[2], positive=True)
         return a == g and a[1] != ""
 
     def same_row(self, a: tuple[Node, ...], g: tuple[Node, ...]) -> bool:
@@ -261,7 +262,7 @@ class _Comparison:
         given, theirs = difference(ours), difference(golds)
         if given is None or theirs is None or not variables(theirs) or _solved(golds):
             return False
-        return _proportional(given, theirs, positive=False)
+        return self.proportional(given, theirs, positive=False)
 
     def stated(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """x = 5 of x = 2 + 3 = 5; anything else as it is."""
@@ -314,6 +315,19 @@ class _Comparison:
                 return False
         return exact or self.same_algebra(a, g)
 
+    def proportional(self, a: Tree, g: Tree, positive: bool) -> bool:
+        """Whether a = c g with one constant c, which must be positive for an inequality."""
+        if a == g:
+            return True
+        try:
+            values = [(complex(evaluate(a, point)), complex(evaluate(g, point))) for point in range(POINTS)]
+            ratios = [x / y for x, y in values]
+            if not all(ratios) or (positive and (abs(ratios[0].imag) > 1e-9 or ratios[0].real < 0)):
+                return False
+            return self.same_tree(multiply([a, placed(g, 0)]), multiply([g, placed(a, 0)]))
+        except (TooBig, NoValue, Unreadable, OverflowError, ZeroDivisionError):
+            return False
+
     def same_algebra(self, a: Tree, g: Tree) -> bool:
         if self.cpu_s <= 0 or self.undecided:
             return False
@@ -342,15 +356,3 @@ def _solved(parts: tuple[str, ...]) -> bool:
     sides = parts if is_label(parts[0]) else parts[::-1]
     value = difference((sides[-1], "0"))
     return is_label(sides[0]) and value is not None and not variables(value)
-
-
-def _proportional(a: Tree, g: Tree, positive: bool) -> bool:
-    """Whether a = c g with one constant c, which must be positive for an inequality."""
-    if a == g or not (is_rational(a) and is_rational(g)):
-        return a == g
-    try:
-        values = [(evaluate(a, point), evaluate(g, point)) for point in range(POINTS)]
-    except (TooBig, NoValue):
-        return False
-    ratios = {x / y for x, y in values if isinstance(x, Fraction) and isinstance(y, Fraction) and x and y}
-    return len(ratios) == 1 and (not positive or min(ratios) > 0) and all(x and y for x, y in values)

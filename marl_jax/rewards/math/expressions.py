@@ -54,6 +54,23 @@ def evaluate(tree: Tree, point: int) -> Value:
         raise NoValue from error
 
 
+def placed(tree: Tree, point: int) -> Tree:
+    """The constant that the tree is with every variable at its point-th place."""
+    if tree[0] in "nc":
+        return tree
+    if tree[0] == "v":
+        return number(_place(tree[1], point))
+    parts = [placed(part, point) if isinstance(part, tuple) else part for part in tree[1:]]
+    match tree[0]:
+        case "+":
+            return add(parts)
+        case "*":
+            return multiply(parts)
+        case "^":
+            return power(*parts)
+    return ("f", *parts)
+
+
 def variables(tree: Tree) -> set[str]:
     """The names of its variables."""
     if tree[0] == "v":
