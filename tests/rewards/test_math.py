@@ -528,6 +528,14 @@ SAME = {
         (r"x\ne1\text{ and }x\ne2", r"\mathbb{R}\setminus\{1,2\}"),
         (r"x>1\text{ and }x<3", "x<3, x>1"),
     ],
+    "answers for all integers": [
+        (r"\frac{\pi}{4}+n\pi\ (n\in\mathbf{Z})", r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}"),
+        (r"x=2n\pi\text{ for }n\in Z", r"x=2k\pi,k\in\mathbb{Z}"),
+        (r"\left[2n\pi,(2n+1)\pi\right](n∈Z)", r"[2k\pi,2k\pi+\pi], k\in\mathbb{Z}"),
+        (r"n=4k, k\in\mathbb{N}_+", r"n=4k\ (k\in\mathbb{N}^{*})"),
+        (r"a_n=2n-1(n\in\mathbb{N}^*)", "a_n=2n-1"),
+        ("2n-1", r"a_{n}=2n-1, n\in N^*"),
+    ],
     "sets of numbers, however they are put together": [
         (r"(-\infty,0) \cup (0,\infty)", r"\mathbb{R} \setminus \{0\}"),
         (r"\mathbb{R} \setminus \{0\}", r"x \neq 0"),
@@ -947,6 +955,14 @@ DIFFERENT = {
         (r"\{1,2,3\} \setminus \{2\} \cup \{4\}", r"\{1,3\}"),  # which of the two first?
         (r"\text{no solution}", "0"),
         (r"\text{no solution}", r"\{0\}"),
+    ],
+    "answers for other integers": [
+        (r"x=n\pi, n\in\mathbb{Z}", r"x=2k\pi, k\in\mathbb{Z}"),
+        (r"x=2n\pi, k\in\mathbb{Z}", r"x=2k\pi, k\in\mathbb{Z}"),
+        (r"x=k+n, n\in\mathbb{Z}", r"x=2k, k\in\mathbb{Z}"),
+        (r"x=2k, k\in\mathbb{N}", r"x=2k, k\in\mathbb{Z}"),
+        (r"x=2k, k\in\mathbb{N}", r"x=2k, k\in\mathbb{N}^*"),
+        (r"x=2k\pi", r"x=2k\pi, k\in\mathbb{Z}"),
     ],
     "another matrix": [
         (r"2\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),

@@ -41,6 +41,8 @@ def clean(text: str) -> str:
     text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
     text = _RATIO.sub(r"\1:\2", text)
+    if (found := _FAMILY.fullmatch(text)) is not None:
+        text = _family(**found.groupdict())
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _SAYINGS[found["word"]].format(found["count"])
     return text
@@ -87,6 +89,16 @@ def _rename(found: re.Match) -> str:
     if found["reals"]:
         return "(-\\infty,\\infty)"
     return " " if found["styling"] else _COMMANDS.get(found.group(), found.group())
+
+
+def _family(body: str, name: str, numbers: str, positive: str | None) -> str:
+    r"""Answers for all integers in one form: x=2n\pi (n \in Z) as x=2k\pi, k \in Z. The n of a_n = 2n is an index."""
+    if (numbers == "N" or positive) and re.match(rf"[A-Za-z]_\{{? ?{name} ?\}}? ?=", body):
+        return body
+    index = re.compile(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])")
+    if not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", body):
+        body, name = index.sub("k", body), "k"
+    return rf"{body}, {name} \in {'N^+' if positive else numbers}"
 
 
 def _repeating(found: re.Match) -> str:
@@ -235,6 +247,10 @@ _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
 _NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
 _ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
+_FAMILY = re.compile(
+    r"(?P<body>[^|]*[^|,;(\s])\s*(?:[,;]\s*|\(\s*|(?=for |where ))(?:(?:for|where) )?(?:all |any )?"
+    r"(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*)?\{?\s*(?P<numbers>[NZ])\s*\}?\s*(?P<positive>[_^]\s*\{?\s*[*+]\s*\}?)?\s*\)?"
+)
 _ELLIPSIS = re.compile(r",\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _BRACED = r"[^{}]*"  # with braces in it, down to three levels
