@@ -528,6 +528,18 @@ SAME = {
         (r"x\ne1\text{ and }x\ne2", r"\mathbb{R}\setminus\{1,2\}"),
         (r"x>1\text{ and }x<3", "x<3, x>1"),
     ],
+    "values by cases, and equations below each other": [
+        (
+            r"\begin{cases}-x, & x<0 \\ x, & x\ge0.\end{cases}",
+            r"\begin{cases}x & x\geq0\\-x & x<0\end{cases}",
+        ),
+        (
+            r"a_n=\begin{cases}1 & \text{if }n=1\\n+n & \text{if }n\ge2\end{cases}",
+            r"\left\{\begin{array}{ll}1, & n=1 \\ 2n, & n\ge2\end{array}\right.",
+        ),
+        (r"\begin{cases}x=1\\y=2\end{cases}", "(1,2)"),
+        ("y=1-t, x=2+t", r"\left\{\begin{array}{l}x=2+t,\\y=1-t\end{array}\right."),
+    ],
     "answers for all integers": [
         (r"\frac{\pi}{4}+n\pi\ (n\in\mathbf{Z})", r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}"),
         (r"x=2n\pi\text{ for }n\in Z", r"x=2k\pi,k\in\mathbb{Z}"),
@@ -955,6 +967,13 @@ DIFFERENT = {
         (r"\{1,2,3\} \setminus \{2\} \cup \{4\}", r"\{1,3\}"),  # which of the two first?
         (r"\text{no solution}", "0"),
         (r"\text{no solution}", r"\{0\}"),
+    ],
+    "other cases": [
+        (r"\begin{cases}x & x>0\\-x & x<0\end{cases}", r"\begin{cases}x & x\ge0\\-x & x<0\end{cases}"),
+        (r"\begin{cases}x & x<0\\-x & x\ge0\end{cases}", r"\begin{cases}x & x\ge0\\-x & x<0\end{cases}"),
+        (r"\begin{cases}x & x\ge0\end{cases}", r"\begin{cases}x & x\ge0\\-x & x<0\end{cases}"),
+        (r"\begin{cases}1&2\\3&4\end{cases}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{cases}x=2\\y=1\end{cases}", "(1,2)"),
     ],
     "answers for other integers": [
         (r"x=n\pi, n\in\mathbb{Z}", r"x=2k\pi, k\in\mathbb{Z}"),

@@ -92,6 +92,7 @@ _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _SINGLE = re.compile(r"\{\s*([A-Za-z\d]|\\[A-Za-z]+)\s*\}")
+_EDGES = re.compile(r"^[\s,;]*(?:(?:if|for|when)(?![A-Za-z]))?\s*|[\s,;.]+$")  # of a case and its condition
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
 # Where degrees mean more than their number.
 _NO_UNIT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|=")
@@ -242,14 +243,24 @@ def _is_condition(node: Node) -> bool:
 
 def _matrix(text: str) -> Node:
     found = re.fullmatch(
-        r"\\begin\{(?P<kind>[pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(?P<body>.*)\\end\{(?P=kind)\}",
+        r"\\begin\{(?P<kind>[pbB]?matrix|smallmatrix|array|cases)\}(?:\{[lcr| ]*\})?(?P<body>.*)\\end\{(?P=kind)\}",
         text,
         re.DOTALL,
     )
     if found is None or "\\begin" in found["body"]:
         return _text(text)
     rows = [row for row in found["body"].split("\\\\") if row.strip()]
+    if found["kind"] == "cases":
+        return _cases([_EDGES.sub("", row) for row in rows])
     return ("matrix", tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
+
+
+def _cases(rows: list[str]) -> Node:
+    """Values, each with its condition, in any order; without conditions, equations that all hold."""
+    if not any("&" in row for row in rows):
+        return read(", ".join(rows))
+    parts = [tuple(read(_EDGES.sub("", cell)) for cell in row.split("&")) for row in rows]
+    return ("set", tuple(("bracket", "&", "&", part, "") for part in parts))
 
 
 def _scaled(text: str) -> Node | None:

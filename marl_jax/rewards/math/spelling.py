@@ -16,6 +16,7 @@ def clean(text: str) -> str:
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if any(mark in text for mark in "\\$~"):
+        text = _CASES.sub(r"\\begin{cases}\2\\end{cases}", text)
         text = _UNIT_FRACTION.sub(r"\1/\2", _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text)))
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
@@ -228,6 +229,10 @@ _ROOT = re.compile(r"(?P<root>[√∛∜])\s*(?P<radicand>\d+(?:\.\d+)?|[A-Za-z]
 _PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)")
 _MATH_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]")
 _ESCAPED_DOLLARS = re.compile(r"^\s*\\\$([^$]*)\\\$\s*$")
+_CASES = re.compile(
+    r"\\left\s*\\(?:\{|lbrace)\s*\\begin\{(array|aligned|matrix)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}\s*\\right\s*\.",
+    re.DOTALL,
+)
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
 _NAMED = r"\\(?:text|mathrm)\{[A-Za-z ]+\}(?:\^\d|\^\{\d\})?"
