@@ -70,6 +70,8 @@ def read(text: str) -> Node:
         return (_solutions(items) if "or" in text and not _AND.search(text) else None) or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         return _bracket(text)
+    if (found := _POINT.fullmatch(text)) is not None and _is_point(_bracket(found["place"])):
+        return ("equation", (found["name"], found["place"]))
     if text.startswith("\\begin"):
         return _matrix(text)
     if _RELATION.search(text):
@@ -92,6 +94,7 @@ _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _SINGLE = re.compile(r"\{\s*([A-Za-z\d]|\\[A-Za-z]+)\s*\}")
+_POINT = re.compile(r"(?P<name>[A-Z](?:_(?:\w|\{\w\})|'+)?) ?(?P<place>\(.*,.*\))")
 _EDGES = re.compile(r"^[\s,;]*(?:(?:if|for|when)(?![A-Za-z]))?\s*|[\s,;.]+$")  # of a case and its condition
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
 # Where degrees mean more than their number.
@@ -219,6 +222,10 @@ def _bracket(text: str) -> Node:
     if left == "{":
         return ("list", items) if items else _text(text)
     return ("bracket", left, right, items, "")
+
+
+def _is_point(node: Node) -> bool:
+    return node[0] == "bracket" and node[1:3] == ("(", ")") and all(item[0] == "scalar" for item in node[3])
 
 
 def _described(inner: str) -> Node | None:
