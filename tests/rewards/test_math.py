@@ -243,6 +243,11 @@ SAME = {
         ("GMm/r^2", r"\frac{GMm}{r^2}"),
         (r"\frac{nRT}{V}", "nRT/V"),
         (r"2^{x+1}", r"2\cdot 2^x"),
+        (r"\frac{\vec a+\vec b}{2}", r"\frac12\vec{b}+\frac12\vec{a}"),
+        (
+            r"\frac13\overrightarrow{AB}+\frac13\overrightarrow{AC}",
+            r"\frac13(\overrightarrow{AC}+\overrightarrow{AB})",
+        ),
         (r"\frac{n!}{(n-1)!}", "n"),
         (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"),
         (r"\tan x", r"\frac{\sin x}{\cos x}"),
@@ -781,6 +786,10 @@ DIFFERENT = {
     ],
     "names count": [
         ("2y", "2x"),
+        (r"\vec a-\vec b", r"\vec b-\vec a"),
+        (r"\vec a\times\vec b", r"\vec b\times\vec a"),
+        (r"|\vec a|^2|\vec b|^2", r"(\vec a\cdot\vec b)^2"),
+        (r"\vec a+\vec b", "a+b"),
         ("mgh", "mg"),
         ("2mgh", "2"),
         ("BCD", "CBD"),

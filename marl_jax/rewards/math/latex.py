@@ -21,6 +21,7 @@ from marl_jax.rewards.math.expressions import (
     multiply,
     number,
     power,
+    variables,
 )
 
 MAX_DEPTH = 40
@@ -38,8 +39,21 @@ def parse(text: str) -> tuple[Tree, bool]:
     tree = parser.stack()
     if parser.next() != "":
         raise Unreadable(text)
+    if not _ARROWS.isdisjoint(tokens) and not _is_vector(tree):
+        raise Unreadable("vectors have several products")
     plain = all(token in _PLAIN or token[0].isdigit() or token[0] == "." for token in tokens)
     return tree, parser.unfinished and plain
+
+
+def _is_vector(tree: Tree) -> bool:
+    """Whether a tree is a sum of vectors, each times a number or not; variables are numbers but for \\vec{a}."""
+    holds = lambda part: any(name.startswith("\\vec") for name in variables(part))
+    if tree[0] == "+":
+        return all(map(_is_vector, tree[1:]))
+    if tree[0] == "*":
+        vectors = list(filter(holds, tree[1:]))
+        return len(vectors) == 1 and _is_vector(vectors[0])
+    return tree[0] == "v" and holds(tree)
 
 
 _ONE_ARGUMENT = {*FLOAT_FUNCTIONS, "log"}
@@ -50,10 +64,12 @@ _GREEK_NAMES = """
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell
 """
 _GREEK = {*_GREEK_NAMES.split()}
-_NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, "pi", "frac", "binom", "sqrt"}
+_ARROWS = {"\\vec", "\\overrightarrow"}
+_NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, "vec", "overrightarrow", "pi", "frac", "binom", "sqrt"}
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
 _PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_ENDS = re.compile(r"[A-Za-z]+(?:_?\d)?")  # of a vector: a, AB, e_1
 _SUBSCRIPT = re.compile(r"[^\W_]+(?:[+-][^\W_]+)*")  # 0, n+1
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:\\overline\{\d+\}|[eE][+-]?\d{1,4}(?!\d))?)"
@@ -256,6 +272,8 @@ class _Parser:
             return power(self.digit_argument(), power(degree, number(-1)))
         if name in _ONE_ARGUMENT:
             return self.function(name)
+        if token in _ARROWS:
+            return ("v", rf"\vec{{{self.plain(_ENDS)}}}")
         if name in _MANY_ARGUMENTS:
             tree = self.worked(("f", name, *self.list_of_arguments()))
             if tree[0] != "n" and name in ("gcd", "lcm"):
@@ -268,21 +286,24 @@ class _Parser:
             return ("c", name)
         return ("v", ("\\" if name in _GREEK else "") + name + self.subscript())
 
+    def plain(self, allowed: re.Pattern) -> str:
+        """What follows, a token or a group, as it is written."""
+        text = token = self.take()
+        if token == "{":
+            text = ""
+            while self.next() != "}":
+                text += self.take()
+            self.take()
+        if not allowed.fullmatch(text):
+            raise Unreadable(text)
+        return text
+
     def subscript(self) -> str:
         """The subscript that follows, if any: _{n+1} for _{n+1}, _{0} for _0."""
         if self.next() != "_":
             return ""
         self.take()
-        token = self.take()
-        subscript = token
-        if token == "{":
-            subscript = ""
-            while self.next() != "}":
-                subscript += self.take()
-            self.take()
-        if not _SUBSCRIPT.fullmatch(subscript):
-            raise Unreadable(subscript)
-        return f"_{{{subscript}}}"
+        return f"_{{{self.plain(_SUBSCRIPT)}}}"
 
     def function(self, name: str) -> Tree:
         exponent, base = ONE, None
