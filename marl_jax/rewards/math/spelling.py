@@ -23,6 +23,7 @@ def clean(text: str) -> str:
         text = text.replace("$", "¤" if is_price else "")
         # A bare m may be a variable.
         text = _LETTER_UNIT.sub(lambda found: f" {UNIT_LETTERS[found['letter']]}", text)
+        text = _BOLD_SET.sub(r"\1\\mathbb{\2}", text)
         for _ in range(4):  # \textbf{\text{A}}
             unwrapped = _WRAPPER.sub(r" \1 ", text)
             if unwrapped == text:
@@ -31,6 +32,7 @@ def clean(text: str) -> str:
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
         text = _LAST_ROW.sub("", text)
+        text = _EXTREME.sub(r"_{\1}", text)
         text = _PRIMES.sub(lambda found: "'" * found.group().count("prime"), text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
@@ -38,6 +40,7 @@ def clean(text: str) -> str:
     text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
+    text = _MODULO.sub(lambda found: f" mod {found.group(found.lastindex)}", text)
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
     text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
@@ -88,7 +91,7 @@ def _rename(found: re.Match) -> str:
         name = "\\" + found["operator"]
         return _COMMANDS.get(name, name) + " "
     if found["reals"]:
-        return "(-\\infty,\\infty)"
+        return "(0,\\infty)" if found["positive"] else "(-\\infty,\\infty)"
     return " " if found["styling"] else _COMMANDS.get(found.group(), found.group())
 
 
@@ -137,6 +140,10 @@ _COMMAND_TABLE = r"""
     [                \lbrack
     ]                \rbrack
     \{\}             \emptyset \varnothing
+    :                \colon
+    \phi             \varphi
+    \theta           \vartheta
+    \epsilon         \varepsilon
     *                \ast
     \cdot            \cdotp
     %                \%
@@ -207,6 +214,7 @@ _COMMAND_NAMES = "sqrt pi sin cos tan arcsin arccos arctan exp log ln infty"  # 
 _PLAIN = {name: f"\\{name} " for name in _COMMAND_NAMES.split()}
 _PLAIN |= {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
 _PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
+_PLAIN |= {"dne": "does not exist"}
 _PLAIN |= dict.fromkeys(("empty set", "no solution", "no solutions"), "\\{\\}")
 _UNICODE = {
     ord(char): spelling if len(spelling) == 1 else f"{spelling} "
@@ -248,10 +256,16 @@ _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
 _PRIMES = re.compile(r"\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime(?![A-Za-z])\s*)+\})")
+_EXTREME = re.compile(r"_\s*\{?\s*\\(max|min)(?![A-Za-z])\s*\}?")
+_MODULO = re.compile(
+    r"\s*(?:\\[pb]?mod(?![A-Za-z])\s*(?:\{([^{}]*)\}|(\d+|[A-Za-z](?![A-Za-z])))|\(\s*(?:\\[pb]?)?mod(?![A-Za-z])\s*([^(){}]*)\))"
+)
 _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
 _NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
-_ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"^(?:the )?(?:final )?answer(?: ?:| is:?) ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE
+)
 _FAMILY = re.compile(
     r"(?P<body>[^|]*[^|,;(\s])\s*(?:[,;]\s*|\(\s*|(?=for |where ))(?:(?:for|where) )?(?:all |any )?"
     r"(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*)?\{?\s*(?P<numbers>[NZ])\s*\}?\s*(?P<positive>[_^]\s*\{?\s*[*+]\s*\}?)?\s*\)?"
@@ -265,13 +279,14 @@ _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
     rf"|underline)(?![A-Za-z])\s*\{{({_BRACED})\}}"
 )
+_BOLD_SET = re.compile(r"(\\in\s*|^\s*\$?\s*)\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])")
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"
     r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
-    r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z])))|\\[A-Za-z]+|\\[^A-Za-z]|~"
+    r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*\+\s*\}))?)|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(
-    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|no solutions?|percent|pct|degrees?|sqrt|pi"
+    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|dne|no solutions?|percent|pct|degrees?|sqrt|pi"
     r"|(?:arc)?(?:sin|cos|tan)|exp|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
     re.IGNORECASE,
 )
