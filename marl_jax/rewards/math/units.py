@@ -22,7 +22,7 @@ def measure(text: str) -> tuple[str, str, int]:
     elif (found := _OHMS.search(body)) is not None:
         return body[: found.start()].rstrip(), found["scale"] + "ohm", 1
     elif (found := _CHINESE.search(body)) is not None:
-        return body[: found.start()], _CHINESE_UNITS[found["unit"]], 1
+        return body[: found.start()], _CHINESE_UNITS[found["unit"]].replace("-", " "), 1
     if not unit and (found := _COMPOUND.search(body)) is not None:
         quantity, name = body[: found.start()].rstrip(), _compound(found.group())
         if name and _QUANTITY.search(quantity) and not _WORD.search(quantity):
@@ -83,7 +83,7 @@ def _is_unit(words: list[str]) -> bool:
 
 
 def _singular(word: str) -> str:
-    name = word.lower() if len(word) > 2 else word
+    name = word if len(word) <= 2 or word in _ALIASES else word.lower()  # an MPa is no mPa
     name = _ALIASES.get(name, name)
     if name in _KNOWN:  # a series
         return name
@@ -171,6 +171,7 @@ _ABBREVIATIONS = """
     centimetres=centimeter kilometre=kilometer kilometres=kilometer litre=liter litres=liter usd=dollar deg=degree
     gal=gallon tsp=teaspoon tbsp=tablespoon wks=week mol=mole cal=calorie kcal=kilocalorie atm=atmosphere kpa=kilopascal
     kW=kilowatt kwh=kilowatthour khz=kilohertz mhz=megahertz ghz=gigahertz eV=electronvolt
+    keV=kiloelectronvolt MeV=megaelectronvolt GeV=gigaelectronvolt Pa=pascal MPa=megapascal mA=milliampere
     rad=radian Hz=hertz N=newton J=joule W=watt V=volt K=kelvin kN=kilonewton kJ=kilojoule am=am pm=pm
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
@@ -182,9 +183,11 @@ _IN_CHINESE = """
     元=yuan 毫米=millimeter 厘米=centimeter 米=meter 千米=kilometer 公里=kilometer 平方厘米=centimeter^2
     平方米=meter^2 平方千米=kilometer^2 立方厘米=centimeter^3 立方米=meter^3 毫升=milliliter 升=liter 克=gram
     千克=kilogram 公斤=kilogram 吨=tonne 秒=second 分钟=minute 小时=hour 天=day 年=year 岁=year 度=degree
-    人=person 个=个 只=只 本=本 种=种 次=次
+    分米=decimeter 角=角 分=分 倍=times 人=person 米/秒=meter-per-second 千米/时=kilometer-per-hour
+    千米/小时=kilometer-per-hour 个 只 本 种 次 名 位 辆 条 张 支 件 块 盒 箱 袋 棵 台 家 枚 间
+    头 匹 朵 场 户 页 层 段 组 套
 """
-_CHINESE_UNITS = dict(pair.split("=") for pair in _IN_CHINESE.split())
+_CHINESE_UNITS = dict((pair if "=" in pair else f"{pair}={pair}").split("=") for pair in _IN_CHINESE.split())
 _CHINESE = re.compile(rf"(?<=[\d)}}])\s*(?P<unit>{'|'.join(_CHINESE_UNITS)})$")
 _COUNTED = """
     unit gallon quart pint cup teaspoon tablespoon ton tonne acre hectare week day month decade century night cent yen
