@@ -147,9 +147,12 @@ def _longest(tree: list) -> int:
 
 
 def _power(base, exponent):
-    """The power; an odd root of a negative number is the real one, as in `expressions`."""
-    if exponent.is_Rational and not exponent.is_Integer and exponent.q % 2 and base.is_negative:
-        return (-1) ** (exponent.p % 2) * (-base) ** exponent
+    """The power; an odd root of a negative number is the real one, as in `expressions`: x^{2/3} is |x|^{2/3}."""
+    if exponent.is_Rational and not exponent.is_Integer and exponent.q % 2:
+        if base.is_negative:
+            return (-1) ** (exponent.p % 2) * (-base) ** exponent
+        if exponent.p % 2 == 0 and base.free_symbols and base.is_real:
+            return abs(base) ** exponent
     return base**exponent
 
 
