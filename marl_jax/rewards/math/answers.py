@@ -23,8 +23,8 @@ Node = tuple
 
 def readings(text: str) -> Iterator[Node]:
     r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
-    10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations; x > 1 and x < 3 is
-    an interval, or two; the m of 5 m is a variable, too. Nested too deep, it is mere text.
+    A, C is AC, too; 10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations;
+    x > 1 and x < 3 is an interval, or two; the m of 5 m is a variable, too. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -37,6 +37,8 @@ def readings(text: str) -> Iterator[Node]:
         yield read(joined)
     if _INNER_DEGREES.search(text) and not _NO_UNIT.search(text):
         yield read(_DEGREES.sub("", text))
+    if _CHOICES.fullmatch(text):
+        yield read("".join(sorted(re.findall("[A-J]", text))))
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
     node = read(text)
@@ -85,6 +87,7 @@ def read(text: str) -> Node:
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
+_CHOICES = re.compile(r"(?:[A-J]|\([A-J]\))(?:(?:, ?and |, ?| and )(?:[A-J]|\([A-J]\)))+")
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")

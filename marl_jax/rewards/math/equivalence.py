@@ -59,6 +59,7 @@ _ROUNDED = re.compile(
     r"(?:\\?[ ,;~])*+(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*\$?\.?\s*"
 )
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
+_ARGUMENT = re.compile(r"(?<=[A-Za-z])\([a-z]\)$")
 CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
@@ -178,6 +179,11 @@ def _unnumbered(items: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
+def _same_name(a: str, g: str) -> bool:
+    """Whether two labels are one: y(t) is y, too, but not y(x)."""
+    return a == g or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
+
+
 class _Comparison:
     """One comparison of an answer with a gold answer, and the time it may still spend on algebra."""
 
@@ -256,7 +262,7 @@ class _Comparison:
         for label, value in (golds, golds[::-1]) if len(golds) == 2 else ():
             if is_label(label):
                 for other, stated in (ours, ours[::-1]) if len(ours) == 2 else ():
-                    named = squeeze(unbraced(other)) == squeeze(unbraced(label))
+                    named = _same_name(squeeze(unbraced(other)), squeeze(unbraced(label)))
                     if named and self.same(read(stated), read(value)):
                         return True
         given, theirs = difference(ours), difference(golds)
