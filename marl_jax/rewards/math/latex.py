@@ -61,15 +61,17 @@ _MANY_ARGUMENTS = {"gcd", "lcm", "max", "min"}
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _GREEK_NAMES = """
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon
-    phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell
+    phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell hbar
 """
 _GREEK = {*_GREEK_NAMES.split()}
+_ACCENTS = {"overrightarrow": "vec", "overline": "bar", "widehat": "hat"}
+_ACCENTS |= {accent: accent for accent in ("vec", "bar", "hat", "tilde", "dot", "ddot")}
 _ARROWS = {"\\vec", "\\overrightarrow"}
-_NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, "vec", "overrightarrow", "pi", "frac", "binom", "sqrt"}
+_NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, *_ACCENTS, "pi", "frac", "binom", "sqrt"}
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
 _PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
-_ENDS = re.compile(r"[A-Za-z]+(?:_?\d)?")  # of a vector: a, AB, e_1
+_ENDS = re.compile(r"(?:[A-Za-z]+|\\[A-Za-z]+)(?:_?\d)?")  # of a vector, a segment, a mean: a, AB, e_1
 _SUBSCRIPT = re.compile(r"[^\W_]+(?:[+-][^\W_]+)*")  # 0, n+1
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:\\overline\{\d+\}|[eE][+-]?\d{1,4}(?!\d))?)"
@@ -272,8 +274,8 @@ class _Parser:
             return power(self.digit_argument(), power(degree, number(-1)))
         if name in _ONE_ARGUMENT:
             return self.function(name)
-        if token in _ARROWS:
-            return ("v", rf"\vec{{{self.plain(_ENDS)}}}")
+        if name in _ACCENTS:
+            return ("v", rf"\{_ACCENTS[name]}{{{self.plain(_ENDS)}}}{self.subscript()}")
         if name in _MANY_ARGUMENTS:
             tree = self.worked(("f", name, *self.list_of_arguments()))
             if tree[0] != "n" and name in ("gcd", "lcm"):
