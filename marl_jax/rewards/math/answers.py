@@ -99,6 +99,7 @@ _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _SINGLE = re.compile(r"\{\s*([A-Za-z\d]|\\[A-Za-z]+)\s*\}")
 _POINT = re.compile(r"(?P<name>[A-Z](?:_(?:\w|\{\w\})|'+)?) ?(?P<place>\(.*,.*\))")
 _EDGES = re.compile(r"^[\s,;]*(?:(?:if|for|when)(?![A-Za-z]))?\s*|[\s,;.]+$")  # of a case and its condition
+_ARTICLE = re.compile(r"^\s*(?:an?|the) (?=[a-z]{3})", re.I)
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
 # Where degrees mean more than their number.
 _NO_UNIT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|=")
@@ -350,7 +351,7 @@ def _text(text: str) -> Node:
     """Words fold their case and lose their marks; in a formula braces, case, primes and factorials mean something."""
     if "\\" in text:
         return ("text", re.sub(r"\s+", "", unbraced(text)).strip('.,;:?"'))
-    bare = _EXCLAIMED.sub("", re.sub(r"[\s{}]+", "", text).casefold().strip('.,;:?"'))
+    bare = _EXCLAIMED.sub("", re.sub(r"[\s{}]+", "", _ARTICLE.sub("", text)).casefold().strip('.,;:?"'))
     return ("text", bare.strip("'") if bare.startswith("'") else bare)
 
 

@@ -278,7 +278,7 @@ _BRACED = r"[^{}]*"  # with braces in it, down to three levels
 for _ in range(3):
     _BRACED = rf"[^{{}}]*(?:\{{{_BRACED}\}}[^{{}}]*)*"
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|cal|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
     rf"|underline)(?![A-Za-z])\s*\{{({_BRACED})\}}"
 )
 _BOLD_SET = re.compile(r"(\\in\s*|^\s*\$?\s*)\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])")

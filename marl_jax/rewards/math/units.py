@@ -28,9 +28,10 @@ def measure(text: str) -> tuple[str, str, int]:
         if name and _QUANTITY.search(quantity) and not _WORD.search(quantity):
             return quantity, name, 1
     found = _UNIT.search(body)
-    if found is None or not _is_measured(body[: found.start()], found["word"]):
+    counted = _ADJECTIVE.sub("", found["word"]) if found else ""
+    if found is None or not _is_measured(body[: found.start()], counted):
         return body, unit, 1
-    words = found["word"].split()
+    words = counted.split()
     if words[0].lower() in _MULTIPLIERS:
         scale, words = _MULTIPLIERS[words[0].lower()], words[1:]
     name = _name(" ".join(words), int(found["exponent"] or 1))
@@ -136,6 +137,7 @@ _UNIT = re.compile(
     r"|(?<= )[mgslhLNJWVK](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
+_ADJECTIVE = re.compile(r"^(?:real|distinct|different|possible|ordered|unique|total) (?=[A-Za-z]{2})")
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
