@@ -1002,6 +1002,8 @@ DIFFERENT = {
         (r"\{x:0<x<1\}", "[0,1]"),
         (r"\{x|x>3, x\ne5\}", r"(3,\infty)"),
         (r"x>3\text{ and }x>5", r"x>5"),
+        (r"\{x\mid x\ne1\text{ or }x\ne2\}", r"\mathbb{R}\setminus\{1,2\}"),
+        (r"x\ge-1\text{ or }x\ne0", r"[-1,0)\cup(0,\infty)"),
         (r"x<1\text{ and }x>3", r"(-\infty,1)\cup(3,\infty)"),
         (r"x<1\text{ and }x>3", r"\emptyset"),
         (r"x>1\text{ and }y<3", "(1,3)"),

@@ -50,7 +50,7 @@ def readings(text: str) -> Iterator[Node]:
         if "".join(names) in _COORDINATES:
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
     joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
-    if joint and (both := _common(node[1])) is not None:  # x \ne 1, x > 0, too
+    if joint and (both := _common(text, node[1])) is not None:  # x \ne 1, x > 0, too
         yield both
 
 
@@ -179,9 +179,10 @@ def _solutions(items: tuple[Node, ...]) -> Node | None:
     return _set_algebra("\\cup", tuple(sets))
 
 
-def _common(items: tuple[Node, ...]) -> Node | None:
+def _common(text: str, items: tuple[Node, ...]) -> Node | None:
     """The numbers that meet all conditions, x > 1 and x < 3; None where there are none, or one condition is enough."""
-    if not all(_condition(item) for item in items) or len({_condition(item) for item in items}) > 1:
+    names = set(map(_condition, items))
+    if "or" in text or "" in names or len(names) > 1:
         return None
     both = combine("\\cap", items)
     return None if both == ("set", ()) or both in items else both
@@ -245,7 +246,7 @@ def _described(inner: str) -> Node | None:
         constant = all(point[0] == "scalar" and not variables(point[1]) for point in points)
         return ("set", points) if constant and (len(items) == 1 or "or" in found["condition"]) else None
     if node[0] == "list":
-        node = _common(items) or node
+        node = _common(found["condition"], items) or node
     return node if _condition(node) == name else None
 
 
