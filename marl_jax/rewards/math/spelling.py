@@ -41,7 +41,7 @@ def clean(text: str) -> str:
     text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
-    text = _MODULO.sub(lambda found: f" mod {found.group(found.lastindex)}", text)
+    text = _MODULO.sub(lambda found: f" mod {found.group(found.lastindex or 0)}", text)
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
     text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
