@@ -668,6 +668,7 @@ DIFFERENT = {
         (r"50\%", r"50^\circ"),
         (r"\tan 2x", r"\frac{2\tan x}{1+\tan^2x}"),
         ("x-y=5", "x-y=6"),
+        (r"3x+4y-5=0\text{ is wrong}", "3x+4y-5=0"),
         ("5", "x-y=5"),
         (r"61^\circ", r"\frac{\pi}{3}"),
         (r"90-\frac{A}{3}", r"90^\circ-\frac{A}{2}"),

@@ -329,8 +329,8 @@ def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
 
 
 def difference(parts: Sequence[str]) -> Tree | None:
-    """The left side less the right one; None where there are not two, or one cannot be read."""
-    if len(parts) != 2:
+    """The left side less the right one; None where there are not two, or one has words or cannot be read."""
+    if len(parts) != 2 or any(map(has_words, parts)):
         return None
     try:
         left, right = (parse(part)[0] for part in parts)
