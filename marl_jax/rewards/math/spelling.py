@@ -29,6 +29,7 @@ def clean(text: str) -> str:
             if unwrapped == text:
                 break
             text = unwrapped
+        text = _LOGIC.sub(lambda found: r" \cap " if found["both"] else r" \cup ", text)
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
         text = _LAST_ROW.sub("", text)
@@ -171,8 +172,10 @@ _UNICODE_TABLE = r"""
     '      ’ ‘ ′
     .      。
     ,      、
-    \lor   或
-    \land  且 和
+    OR     或
+    AND    且 和
+    \lor   ∨
+    \land  ∧
     (      ⟨
     )      ⟩
     \cdot  · ⋅ ∙
@@ -280,6 +283,10 @@ for _ in range(3):
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|cal|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
     rf"|underline)(?![A-Za-z])\s*\{{({_BRACED})\}}"
+)
+_LOGIC = re.compile(  # of statements, p \lor q; x<1 \lor x>2 are two answers
+    r"(?<=[A-Za-z)])\s*\\(?:(?P<both>land|wedge)|lor|vee)(?![A-Za-z])"
+    r"(?=\s*\(?\s*(?:\\(?:neg|lnot|sim)\s*)?[A-Za-z]\s*(?:$|[)$]|\\[lvw]))"
 )
 _BOLD_SET = re.compile(r"(\\in\s*|^\s*\$?\s*)\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])")
 _COMMAND = re.compile(
