@@ -35,7 +35,7 @@ def clean(text: str) -> str:
         text = _LAST_ROW.sub("", text)
         text = _EXTREME.sub(r"_{\1}", text)
         text = _PRIMES.sub(lambda found: "'" * found.group().count("prime"), text)
-    text = _PERIOD.sub(r".\1\\overline{\2}", text)
+    text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
@@ -259,7 +259,9 @@ _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
-_PERIOD = re.compile(r"(?<=\d)\.(\d*)\((\d+)\)")  # 0.1(6)
+_PERIOD = re.compile(
+    r"^\s*(-?\d+\.\d*)\((?!0+\)|9+\))(\d+)\)\s*$"
+)  # 0.1(6) alone; 7.(0) is no integer in arrays
 _PRIMES = re.compile(r"\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime(?![A-Za-z])\s*)+\})")
 _EXTREME = re.compile(r"_\s*\{?\s*\\(max|min)(?![A-Za-z])\s*\}?")
 _MODULO = re.compile(
