@@ -366,14 +366,15 @@ def is_label(text: str) -> bool:
     return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip())) and text.strip() != "\\pi"
 
 
-def is_asked(text: str) -> bool:
+def is_asked(text: str, value: str = "") -> bool:
     """Whether an answer may name its value so: by a label, a sum of names (m + n), [ABC], P(X = 1), \\sin A, or what
-    has several variables, as one equation solves for none of them. A gold x + y = 5 is a line.
+    has several variables, as one equation solves for none of them; curves end in 0 or 1. A gold x + y = 5 is a line.
     """
     if is_label(text) or _ASKED.fullmatch(text):
         return True
     node = read(text)
-    return node[0] == "scalar" and len(variables(node[1]) - {"\\infty"}) > 1
+    several = node[0] == "scalar" and len(variables(node[1]) - {"\\infty"}) > 1
+    return several and value not in ("0", "1")
 
 
 # --- scalars --------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class _Comparison:
             return is_label(g[1][0]) and self.same(a, read(g[1][-1]))
         if g[0] != "equation":  # x = 2 + 3 = 5 for 5
             first, *rest, last = a[1]
-            steps = rest if is_asked(first) else [first, *rest]
+            steps = rest if is_asked(first, last) else [first, *rest]
             return self.same(read(last), g) and all(self.same_value(step, last) for step in steps)
         if [squeeze(part) for part in a[1]] == [squeeze(part) for part in g[1]]:
             return True
