@@ -27,6 +27,7 @@ from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
 from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
+from marl_jax.own import home_of, told
 from marl_jax.policies import policy_of
 from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
@@ -419,6 +420,12 @@ def count_calls(cast: Cast, question: int = 0) -> int:
             raise NoArrayForm(
                 f"the form of workflow '{workflow.name}' has an if on an array (a mask is the break: stage.end)"
             ) from None
+        except NoArrayForm:
+            raise
+        except Exception as error:
+            raise NoArrayForm(
+                f"the form of workflow '{workflow.name}' raised {told(error, home_of(form))}"
+            ) from error
         _of_episodes(
             answer, jnp.integer, (1,), f"the form of workflow '{workflow.name}' gives the place of an answer"
         )

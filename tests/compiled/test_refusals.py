@@ -126,6 +126,9 @@ FORMS = {
         None,
     )[2],
     "a boolean for each episode, .*, not bool": lambda stage: stage.end(stage.say().choice == 1),
+    r"form of workflow 'voting' raised AttributeError: 'Said' .* 'choise' \(in .*, line \d+\)": (
+        lambda stage: stage.say().at(stage.say().choise)
+    ),
     "has an if on an array": lambda stage: stage.say().at(0) if stage.say().choice[0, 0] else None,
 }
 
