@@ -20,6 +20,7 @@ _DAPO_HEAD = (
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
 _TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
@@ -90,7 +91,8 @@ def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
     A call's expected value is published inside a list of one: `[5]` is 5, `[[5]]` is [5]. A few rows publish values
-    bare, which shows if any of them is not a list of one; all values of such a row are then used unchanged.
+    bare, which shows if any of them is not a list of one; all values of such a row are then used unchanged. Dicts lost
+    the integers among their keys to JSON; where all keys of a row are such texts, they are integers again.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -99,7 +101,7 @@ def deepcoder(row: Row) -> Fields:
     question = text(row, "problem")
     if starter := optional_text(row, "starter_code"):
         question += f"\n\nStart from this code:\n{starter}"
-    name = parsed[0].get("call")
+    name = parsed[0].get("call") or next(iter(parsed[0].get("functions", ())), None)
     if isinstance(name, str) and not re.search(_TOLD.format(re.escape(name)), question):
         question += f"\n\nWrite a function named `{name}`."
     return {"question": question, "tests": parsed}
@@ -189,9 +191,37 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
         raise RowError(f"field 'tests' is {type(tests).__name__}, not a list of tests")
     if not tests:
         raise RowError("no tests: field 'tests' is empty")
-    calls = [one for one in tests if isinstance(one, dict) and _form(one, function)[0] == "function_call"]
-    wrapped = all(isinstance(one.get("output"), list) and len(one["output"]) == 1 for one in calls)
-    return tuple(_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1))
+    calls = [
+        number
+        for number, one in enumerate(tests)
+        if isinstance(one, dict) and _form(one, function)[0] == "function_call"
+    ]
+    outputs = [tests[number].get("output") for number in calls]
+    wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    made = [_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1)]
+    published = [number for number in calls if tests[number].get("call") is None and "call" in made[number]]
+    dicts = [value for number in published for value in _values(made[number]) if isinstance(value, dict)]
+    if any(dicts) and all(_INTEGER.fullmatch(key) for value in dicts for key in value):
+        for number in published:
+            made[number] = _with_integer_keys(made[number])
+    return tuple(made)
+
+
+def _values(test: Test) -> list[Any]:
+    """The arguments of a call test, and the expected value."""
+    return [*test["args"], test["expected"]]
+
+
+def _with_integer_keys(test: Test) -> Test:
+    """A call test whose dicts have integers as keys, as test code: tests are kept as JSON, which has none."""
+    if not any(isinstance(value, dict) and value for value in _values(test)):
+        return test
+    *args, expected = (
+        {int(key): item for key, item in value.items()} if isinstance(value, dict) else value
+        for value in _values(test)
+    )
+    name = test["call"]
+    return {"check": f"assert {name}({', '.join(map(repr, args))}) == {expected!r}", "functions": [name]}
 
 
 def assertions(

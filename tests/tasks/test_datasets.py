@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from published import WRITERS, dapo_row, humaneval_row, jsonl, mbpp_row
 
+from marl_jax.rewards import run_program
 from marl_jax.task import Task
 from marl_jax.tasks import builders, datasets, micro, schemas
 from marl_jax.tasks.datasets import NAMES, SOURCES, load
@@ -343,6 +344,22 @@ def test_lists_of_one_are_the_wrapping_of_expected_values_unless_another_value_i
     fields = schemas.deepcoder({"problem": "Write f.", "tests": json.dumps(tests)})
     expected = [5, [5], [1, 2]] if bare is None else outputs
     assert [test["expected"] for test in fields["tests"]] == [*expected, [3]]
+
+
+def test_keys_of_dicts_are_the_integers_that_json_made_texts_of():
+    integers = {
+        "inputs": [[{"1": 2, "-3": 0}], [{}]],
+        "outputs": [[{"2": 1, "0": -3}], [{}]],
+        "fn_name": "swap",
+    }
+    fields = schemas.deepcoder({"problem": "Swap.", "tests": json.dumps(integers)})
+    assert fields["question"].endswith("`swap`.") and fields["tests"][1]["args"] == [{}]
+    answer = "class Solution:\n    def swap(self, d):\n        return {v: k for k, v in d.items()}"
+    assert run_program(answer, fields["tests"]).passed
+    assert not run_program(answer.replace("v: k", "k: v"), fields["tests"]).passed
+    letters = {"inputs": [["a1"], ["1"]], "outputs": [[{"a": 1, "1": 1}], [{"1": 1}]], "fn_name": "count"}
+    counts = schemas.deepcoder({"problem": "Count.", "tests": json.dumps(letters)})["tests"]
+    assert [test["expected"] for test in counts] == [{"a": 1, "1": 1}, {"1": 1}]
 
 
 @pytest.mark.parametrize(
