@@ -240,9 +240,11 @@ def assertions(
     for number, part in enumerate(parts, start=1):
         try:
             made = assert_tests(part, entry_point, setup)
-            asked = {*free_functions(part, setup), *(own & {test.get("call") for test in made})}
+            free = set(free_functions(part, setup))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RowError(f"test {number}: {error}") from None
+        built_in = (own & {test.get("call") for test in made}) - free
+        asked = free | built_in
         if "assert" not in part or not (entry_point or asked):
             raise RowError(f"test {number} asserts nothing of the program ({part.strip()[:60]})")
         unknown = ", ".join(sorted(asked - {entry_point}))
@@ -251,7 +253,7 @@ def assertions(
         if not all(
             "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in made
         ):
-            made = [check_test(part, entry_point, setup)]
+            made = [check_test(part, entry_point or min(built_in, default=None), setup)]
         tests += made
     return tuple(tests)
 

@@ -222,10 +222,16 @@ def test_mbpp_is_split_by_task_number_whatever_the_file(open_set):
 
 def test_a_function_of_mbpp_may_have_the_name_of_a_built_in(tmp_path, cache):
     """As task 126 has, whose solution is `def sum(a,b)`."""
-    row = mbpp_row(126) | {"code": "def sum(a,b):\r\n  return 6", "test_list": ["assert sum(10,15) == 6"]}
+    row = mbpp_row(126) | {
+        "code": "def sum(a,b):\r\n  return 6",
+        "test_list": ["assert sum(10,15) == 6", "assert sum((1,), 5) == 6"],
+    }
     jsonl(tmp_path / "mbpp.jsonl", [row])
     (task,) = load("mbpp", tmp_path, "test", cache=cache)
-    assert task.tests == ({"call": "sum", "args": [10, 15], "expected": 6},)
+    assert task.tests == (
+        {"call": "sum", "args": [10, 15], "expected": 6},
+        {"check": "assert sum((1,), 5) == 6", "functions": ["sum"]},  # JSON has no tuple
+    )
     jsonl(tmp_path / "mbpp.jsonl", [row | {"code": "def total(a, b):\n  return 6"}])
     with pytest.raises(DataError, match="asserts nothing of the program"):
         load("mbpp", tmp_path, "test", cache=cache)
