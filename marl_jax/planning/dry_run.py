@@ -280,6 +280,7 @@ class Speller:
         at = rng.random()
         text = next(text for text, p in zip(answers, itertools.accumulate(answers.values())) if at < p)
         new = self._assumptions.completion.draw(call.role, request.max_new_tokens, rng)
+        new = max(new, request.min_new_tokens)
         own = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
         # As far as it is needed; of one length, it is spelled once.
         filler = self._spelled("a" * math.ceil(request.max_new_tokens * self._assumptions.characters))

@@ -77,6 +77,12 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
             next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, wrong))
 
 
+def test_no_completion_is_assumed_to_be_shorter_than_it_may_be():
+    run = config(sampling__min_new_tokens="48", sampling__top_k="20")
+    assert {call.new for call in demand_of(run, 0.1).asked} == {48}
+    assert min(call.new for call in demand_of(run).asked) == 48
+
+
 def test_tuples_loops_and_random_branches_are_played_as_they_run(own):
     run = own(
         """
