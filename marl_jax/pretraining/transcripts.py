@@ -68,7 +68,7 @@ def with_lessons(
     skill: Skill | None = None,
     levels: Mapping[str, Sequence[int]],
 ) -> Iterator[History]:
-    """The stream with this share of lessons in it, drawn evenly, on separate training problems."""
+    """The stream with lessons, drawn evenly, on separate training problems: this share of it where none is None."""
     chat, rng = Chat(tokenizer), random.Random(f"lessons {seed}")
     problems = itertools.cycle(
         micro.stream(kind, "train", seed=seed + 1, levels=those) for kind, those in levels.items()
