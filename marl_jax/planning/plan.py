@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import jax.numpy as jnp
 
+from marl_jax.config.phase_fields import learner_of
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.objectives import PASSES
 from marl_jax.models import ModelConfig
@@ -386,9 +387,10 @@ def episodes_of(calls: Iterable[Asked], most: Mapping[str, int], engine: EngineS
 def _learning(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, parts: Iterable[Part]
 ) -> Iterable[Work]:
-    """Reference pass, gradient and optimiser step of one training step, over all policies."""
-    share, epochs = config.mesh.devices, config.learner.epochs
-    anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
+    """Reference pass, gradient and optimiser step of one training step, over all policies; of phases the dearest."""
+    learners = [learner_of(config.learner, phase) for phase in config.phases] or [config.learner]
+    share, epochs = config.mesh.devices, max(one.epochs for one in learners)
+    times = config.data.problems / demand.problems
     reference = gradient = moved = added = 0.0
     cut = config.mesh.model  # over so many devices each weight; the others hold copies, and do the same
     # What `parts` count of them is of all seeds, and of one device.
@@ -398,7 +400,9 @@ def _learning(
         roles = roles_of(config.policies.map, policy)
         sizes = models[policy]
         numbers = sizes.trained
-        passes = PASSES.get(config.learner.loss.kind, int(any(map(anchors.get, roles))))
+        passes = max(
+            PASSES.get(one.loss.kind, int(any(map(one.interventions.kl_coef.get, roles)))) for one in learners
+        )
         for shape, count in batches_of(config, demand, policy, sizes.platform):
             gradient += count * costs.update_operations(sizes, shape)
             # Activations are written and read, the gradient is added to its tree.

@@ -340,6 +340,8 @@ def test_a_reference_pass_costs_only_where_a_role_is_anchored():
 
     assert reference(config()) == 0
     assert reference(config(learner__interventions__kl_coef='{"aggregator": 0.1}')) > 0
+    phases = '[{"steps": 5}, {"steps": 5, "objective": "dpo"}]'
+    assert reference(config(phases=phases)) == reference(config(learner__loss__kind="dpo")) > 0
 
 
 # ---------------------------------------------------------------- refusals
