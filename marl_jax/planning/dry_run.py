@@ -266,7 +266,7 @@ class Speller:
         self.added_tokens_decoder = {0: SimpleNamespace(content=END, special=True)}
         self._assumptions, self._text = assumptions, text
         answers = (answer for texts in assumptions.answers.values() for answer in texts)
-        whole = sorted({START, END, text, *answers}, key=len, reverse=True)
+        whole = sorted({START, END, text, *answers} - {""}, key=len, reverse=True)
         self._whole = re.compile("|".join((*map(re.escape, whole), r"<\d+>")))
         self._texts: list[str] = []
         self._ids: dict[str, int] = {}

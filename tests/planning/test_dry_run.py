@@ -77,6 +77,15 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
             next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, wrong))
 
 
+def test_an_answer_of_no_text_leaves_prompts_as_long_as_they_are():
+    run = config("eval_opt-shared-xs-math", rollout__samples="2")
+    prompts = [
+        [len(call.prompt) for call in demand_of(run, 0.5, answers={"generator": {said: 1.0}}).asked]
+        for said in ("", "-")
+    ]
+    assert sum(prompts[0]) <= sum(prompts[1])
+
+
 def test_no_completion_is_assumed_to_be_shorter_than_it_may_be():
     run = config(sampling__min_new_tokens="48", sampling__top_k="20")
     assert {call.new for call in demand_of(run, 0.1).asked} == {48}
