@@ -78,6 +78,8 @@ def plan_page(
     ]
     if first.failed:
         head.append(f"made-up answers ended an episode, and only calls before count: {first.failed}")
+    if config.rollout.draws > 1:
+        head.append(f"times are of one draw of each problem, of up to {config.rollout.draws}")
     if config.mesh.devices > 1:
         over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")

@@ -550,6 +550,12 @@ def test_the_page_names_every_kind_of_device_and_what_dominates():
     assert "completions are 50% of max_new_tokens" in text
 
 
+def test_the_page_says_that_times_are_of_one_draw():
+    run = config(rollout__draws="4")
+    page = " ".join(plan_page(run, of_all(run, MODEL), "here", [plan_of(run, MODEL, HERE)]).split())
+    assert "times are of one draw of each problem, of up to 4" in page
+
+
 def test_the_processor_at_hand_is_measured():
     device = host()
     assert device.platform == "cpu" and device.memory > 0
