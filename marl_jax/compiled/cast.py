@@ -86,7 +86,7 @@ def _check_groups(config: RunConfig, presets: Presets) -> None:
 def check_settings(config: RunConfig) -> None:
     """Refuse settings that only the hosted road has."""
     settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
-    whole_batch = advantages.estimator == "reinforce_pp_baseline" or is_own(advantages.estimator)
+    whole_batch = advantages.estimator == "reinforce_pp_baseline"
     refused = {
         f"tasks of {config.data.name}": config.data.name not in KINDS,
         "stop strings": any(role.stop_strings for role in settings),
@@ -99,7 +99,8 @@ def check_settings(config: RunConfig) -> None:
         f"rewards by {config.rewards.name}": is_own(config.rewards.name),
         f"several updates a step (learner.updates={learner.updates})": learner.updates != "one",
         "several epochs (learner.epochs)": learner.epochs > 1,
-        f"advantages over the whole batch ({advantages.estimator})": whole_batch,
+        f"advantages by {advantages.estimator}": is_own(advantages.estimator),
+        "advantages over the whole batch (reinforce_pp_baseline)": whole_batch,
         "rows of one's own (advantages.rows)": advantages.rows is not None,
         f"an objective of whole sequences (learner.loss.kind={learner.loss.kind})": learner.loss.kind
         in OBJECTIVES,

@@ -25,6 +25,10 @@ REFUSED = {
     "learner.updates=fixed": ("voting-isolated-xs-math", {"learner.updates": "fixed"}),
     "learner.epochs": ("voting-isolated-xs-math", {"learner.epochs": "2"}),
     "reinforce_pp_baseline": ("voting-isolated-xs-math", {"advantages.estimator": "reinforce_pp_baseline"}),
+    "advantages by marl_jax": (
+        "voting-isolated-xs-math",
+        {"advantages.estimator": "marl_jax.learning:group_advantages"},
+    ),
     "groups of several problems": ("voting-isolated-xs-math", {"advantages.group": "role,slot"}),
     "groups by path": ("voting-isolated-xs-math", {"advantages.group": "task,path"}),
     "a vLLM server": (
