@@ -169,7 +169,7 @@ class Fork:
 class ToolError(RuntimeError):
     """A tool failed; the text says how ("timeout", or the text of an exception)."""
 
-    results: Sequence[Any] = ()  # of all parallel tools, in order; a failed tool has its error
+    results: Sequence[Any] = ()  # of the whole `yield`, in order; a failed tool has its error
 
 
 class ToolTimeout(ToolError):
