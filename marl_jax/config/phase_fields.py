@@ -191,8 +191,8 @@ def problems(config: "RunFields") -> Iterator[str]:
             wanted = phase.source.partition(":")[2]
             before = [one.name for one in phases[:number] if one.collect]
             if not before or (wanted and wanted not in before):
-                what = f"'{wanted}'" if wanted else "any phase before it"
-                yield f"{where}.source is {phase.source!r}, and {what} collects nothing: set collect=true there"
+                what = f"'{wanted}' collects nothing" if wanted else "no phase before it collects"
+                yield f"{where}.source is {phase.source!r}, and {what}: set collect=true in one that plays"
         if begun >= config.steps > 0:
             yield f"{where} is never reached: it would begin after step {begun}, and steps is {config.steps}"
         begun += phase.steps

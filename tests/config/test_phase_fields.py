@@ -90,7 +90,7 @@ def test_who_trains():
             "did you mean 'aggregator'?",
         ),
         ({"steps": 5, "learner": {"learning_rates": {"p7": 0.1}}}, "names 'p7', which is no policy"),
-        ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
+        ({"steps": 5, "source": "collected"}, "no phase before it collects: set collect"),
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
         (
             {"steps": 5, "source": "calls", "flatten": "generator"},
