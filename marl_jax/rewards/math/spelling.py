@@ -259,9 +259,8 @@ _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
-_PERIOD = re.compile(
-    r"^\s*(-?\d+\.\d*)\((?!0+\)|9+\))(\d+)\)\s*$"
-)  # 0.1(6) alone; 7.(0) is no integer in arrays
+# 0.1(6) alone; 7.(0) is no integer in arrays.
+_PERIOD = re.compile(r"^\s*(-?\d+\.\d*)\((?!0+\)|9+\))(\d+)\)\s*$")
 _PRIMES = re.compile(r"\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime(?![A-Za-z])\s*)+\})")
 _EXTREME = re.compile(r"_\s*\{?\s*\\(max|min)(?![A-Za-z])\s*\}?")
 _MODULO = re.compile(

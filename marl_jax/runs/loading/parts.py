@@ -7,6 +7,7 @@ Training, evaluation and export begin here. Nothing is compiled; a missing or un
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +89,7 @@ class Parts:
         """{policy: what its base has}."""
         return {name: by_base[spec.base] for name, spec in self.specs.items()}
 
-    @property
+    @functools.cached_property
     def decoders(self) -> dict[str, Decode]:
         """{policy: decoder of its tokens, without special ones}."""
         chats = Chats(self.of_policies(self.tokenizers), {}).by_policy
