@@ -319,14 +319,14 @@ def _meant(option: Any, text: Text) -> Any:
             inside = inside[1:-1]
         return [Text(part.strip(" '\"")) for part in inside.rstrip(", ").split(",")] if inside else []
     try:
-        return option(text) if option in (int, float) else json.loads(text, object_pairs_hook=_each_once)
+        return option(text) if option in (int, float) else json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
         if text.startswith("{") and (_is_tree(option) or _is_mapping(option)):
             raise Misbuilt(f"a JSON object that can be read: {error}") from None
         return str(text)
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; a name that it has twice is refused, where Python would take the last."""
     if len(held := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.fields import each_once
 from marl_jax.planning.account import account, line_of
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.lengths import SPREAD, PlanError, read_lengths, recorded_lengths
@@ -69,7 +70,7 @@ def _answers(text: str, config: RunConfig) -> dict[str, dict[str, float]]:
     try:
         given = {
             role: {str(said): float(p) for said, p in texts.items()}
-            for role, texts in json.loads(text).items()
+            for role, texts in json.loads(text, object_pairs_hook=each_once).items()
         }
     except (ValueError, TypeError, AttributeError):
         raise PlanError(f"--answers is {text!r}: give {form}") from None

@@ -97,7 +97,8 @@ def check_settings(config: RunConfig) -> None:
         "several draws of problems (rollout.draws)": config.rollout.draws > 1,
         "prompts that are cut (rollout.limits.overlong=truncate)": config.rollout.limits.overlong != "refuse",
         f"rewards by {config.rewards.name}": is_own(config.rewards.name),
-        f"several updates a step (learner.updates={learner.updates})": learner.updates != "one",
+        f"several updates a step (learner.updates={learner.updates})": learner.updates == "sequences"
+        or (learner.updates == "fixed" and learner.updates_fixed > 1),
         "several epochs (learner.epochs)": learner.epochs > 1,
         f"advantages by {advantages.estimator}": is_own(advantages.estimator),
         "advantages over the whole batch (reinforce_pp_baseline)": whole_batch,

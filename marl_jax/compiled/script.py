@@ -96,6 +96,10 @@ def dry_run(
                     f"a call of '{item.role}' has labels or is about another task, which has no form in arrays"
                 )
             seat, rendered = (item.role, item.slot), chat.texts(item.messages, after=item.after is not None)
+            if seat in {(cue.role, cue.slot) for cue in batch}:
+                raise NoArrayForm(
+                    f"two parallel calls of '{item.role}' that share slot {item.slot} have no form in arrays"
+                )
             batch.append(
                 Cue(
                     item.role,

@@ -22,7 +22,10 @@ REFUSED = {
     "top-k and top-p": ("voting-isolated-xs-math", {"sampling.top_k": "64"}),
     "stop strings": ("voting-isolated-xs-math", {"sampling.stop_strings": "x"}),
     "rollout.draws": ("voting-isolated-xs-math", {"rollout.draws": "2"}),
-    "learner.updates=fixed": ("voting-isolated-xs-math", {"learner.updates": "fixed"}),
+    "learner.updates=fixed": (
+        "voting-isolated-xs-math",
+        {"learner.updates": "fixed", "learner.updates_fixed": "2"},
+    ),
     "learner.epochs": ("voting-isolated-xs-math", {"learner.epochs": "2"}),
     "reinforce_pp_baseline": ("voting-isolated-xs-math", {"advantages.estimator": "reinforce_pp_baseline"}),
     "advantages by marl_jax": (
@@ -87,6 +90,10 @@ def two_at_a_time(task, prompts):
     yield [Call("generator", SAY), Call("aggregator", SAY)]
 
 
+def two_of_one_slot(task, prompts):
+    yield [Call("generator", SAY), Call("generator", SAY)]
+
+
 def reads_by_itself(task, prompts):
     yield Call("generator", SAY, read=lambda text: text)
 
@@ -97,6 +104,7 @@ WORKFLOWS = {
     "has labels": labelled,
     "spells out a control word": speaks_in_control_words,
     "parallel calls of several roles": two_at_a_time,
+    "two parallel calls of 'generator' that share slot 0": two_of_one_slot,
     "role 'generator' reads with": reads_by_itself,
 }
 

@@ -72,7 +72,11 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
     given = """{"evaluator": {"\\\\boxed{Correct}": 0.5}}"""
     first = next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, given))
     assert "verdicts are evaluator '\\boxed{Correct}' 50%" in " ".join(first.split())
-    for wrong, why in (("[]", "give --answers="), ('{"judge": {"yes": 1}}', "names 'judge', no role")):
+    for wrong, why in (
+        ("[]", "give --answers="),
+        ('{"evaluator": {"yes": 1, "yes": 0}}', "give --answers="),
+        ('{"judge": {"yes": 1}}', "names 'judge', no role"),
+    ):
         with pytest.raises(PlanError, match=why):
             next(run_plan(run, "mean:0.5,sigma:0.6", None, 0.0, wrong))
 
