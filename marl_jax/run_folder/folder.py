@@ -38,6 +38,15 @@ _SETTLED_BY = (
     *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
     *("digests.base ", "versions.jax", "versions.device"),
 )
+# What policies are asked, and how they answer: evaluations before and after such a change cannot be compared.
+_PLAYED_BY = (
+    *(
+        f"config.{part}"
+        for part in ("workflow.", "policies.", "sampling.", "role_sampling.", "rollout.limits.")
+    ),
+    *("config.engine.max_prompt", "config.engine.sampler", "digests.base ", "digests.tokenizer"),
+    *("digests.prompts", "digests.code of workflow", "digests.code of sampler"),
+)
 # Packages that sample and learn; draw and permute; grade; tokenize; and save weights.
 _PACKAGES = (
     *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
@@ -168,6 +177,11 @@ def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     if any(not line.startswith(_FREE) for line in lines) and not has_results(folder):
         return {}  # a start that failed does not count
     return _still_settled(record, lines) or {}
+
+
+def plays_else(folder: Path) -> bool:
+    """Whether an accepted change made evaluations of before others than those that are made now."""
+    return any(line.startswith(_PLAYED_BY) for lines in earlier(folder).get("changes", ()) for line in lines)
 
 
 def _still_settled(record: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any] | None:

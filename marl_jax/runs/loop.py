@@ -35,7 +35,7 @@ from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import check_held
+from marl_jax.run_folder.folder import check_held, plays_else
 from marl_jax.run_folder.folder import read as read_record
 from marl_jax.run_folder.json_lines import lacking, plain, read_lines
 from marl_jax.runs import recording, step_metrics
@@ -281,6 +281,7 @@ def _tell_lost(run: Run, state: State) -> None:
 
 def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
+    base = None if plays_else(run.folder) else base
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with finite(run, state), hosts.telling(), disk_errors(run.folder):
         table = road.serve(state).play(

@@ -15,6 +15,7 @@ import pytest
 from run_kit import quiet, records, run, same
 from tiny_run import letters, tiny_config
 
+from marl_jax import fields
 from marl_jax.config.run_config import (
     CheckpointConfig,
     DataConfig,
@@ -116,10 +117,12 @@ def test_shapes_that_were_measured_are_not_measured_again(base, tmp_path, monkey
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["measured"]
 
 
-def test_an_evaluation_is_compared_with_one_of_the_same_problems_and_noise_alone(base, tmp_path):
+@pytest.mark.parametrize("what, value", [("data.seed", "1"), ("workflow.settings", '{"votes": 3}')])
+def test_an_evaluation_is_compared_with_one_of_the_same_problems_noise_and_calls_alone(
+    base, tmp_path, what, value
+):
     run(base, tmp_path / "run", steps=1)
-    changed = tiny_config(base, steps=2)
-    changed = dataclasses.replace(changed, data=dataclasses.replace(changed.data, seed=1))
+    changed, _ = fields.change(tiny_config(base, steps=2), [(what, value)])
     assert loop.train(changed, tmp_path / "run", live=quiet(2), accept_changes=True) == 2
     lines = records(tmp_path / "run")[1]
     assert [(line["step"], line["difference"] is None) for line in lines] == [

@@ -65,6 +65,7 @@ class Job:
             for record in read_lines(self.folder / "eval.jsonl")
             if all(record.get(name) == value for name, value in wanted.items())
             and record.get("problems") == record.get("of_problems")
+            and not folder.plays_else(self.folder)  # then `evaluate` knows which of its lines still hold
         }
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:

@@ -230,6 +230,18 @@ def test_the_best_and_the_final_policies_play_all_of_test_once(jobs, played, lef
     assert found == [f"--checkpoint={step}" for step in left]
 
 
+def test_tests_of_before_a_changed_workflow_are_not_those_of_now(jobs):
+    leave(jobs[0], played=[{"step": 2}, {"step": 4}])
+    file = jobs[0].folder / "config.json"
+    record = json.loads(file.read_text())
+    for change, left in (
+        ("config.learner.epochs: 1, now 2", 0),
+        ("config.workflow.settings.votes: 3, now 5", 2),
+    ):
+        file.write_text(json.dumps({**record, "changes": [[change]]}))
+        assert len([*jobs[0].testing(1)]) == left
+
+
 # ---------------------------------------------------------------- at work
 
 
