@@ -244,7 +244,16 @@ def _state(job: Job) -> State:
             ["every step is recorded, and no checkpoint is there: restore it, or move the folder away"],
         )
     whole = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
-    return State(Kind.DONE if step == steps and whole else Kind.BEGUN, step)
+    done = step == steps and whole and not _unevaluated(job, saved[-1])
+    return State(Kind.DONE if done else Kind.BEGUN, step)
+
+
+def _unevaluated(job: Job, step: int) -> bool:
+    """Whether a run was stopped during its last evaluation, whose checkpoint then has no score."""
+    evaluates = job.config.evaluation.every and any(
+        "checkpoint" not in line for line in read_lines(job.folder / "eval.jsonl")
+    )
+    return bool(evaluates) and checkpoints.best_of(job.folder / "checkpoints", [step]) is None
 
 
 def check(jobs: Sequence[Job]) -> None:

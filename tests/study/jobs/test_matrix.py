@@ -183,6 +183,15 @@ def test_a_run_whose_last_checkpoint_is_not_whole_goes_on_and_one_without_any_is
     assert matrix.state(jobs[0]).kind is Kind.LOST
 
 
+def test_a_run_that_was_stopped_in_its_last_evaluation_goes_on(jobs):
+    leave(jobs[0], played=[{"step": 0, "split": "val"}])
+    assert matrix.state(jobs[0]).kind is Kind.DONE
+    save(jobs[0], 4, score=None)
+    assert str(matrix.state(jobs[0])) == "step 4"
+    write_atomically(jobs[0].folder / "eval.jsonl", "")  # there is nothing to evaluate on
+    assert matrix.state(jobs[0]).kind is Kind.DONE
+
+
 @pytest.mark.parametrize("file, text", [("config.json", "{"), ("metrics.jsonl", "{]\n")])
 def test_a_folder_that_cannot_be_read_is_damaged(jobs, file, text):
     leave(jobs[0])
