@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import statistics
+import threading
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from marl_jax.config.run_config import MeshConfig
 from marl_jax.planning.plan import PlanError
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop, opening
 from marl_jax.runs.divergence import Diverged
@@ -195,6 +197,22 @@ class Asked(Live):
 def test_seeds_may_be_hosted_too(base, whole, tmp_path):
     loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet())
     same(tmp_path / "runs" / "seed-0", whole)
+
+
+def test_no_seed_begins_a_save_before_all_have_ended_the_one_before(base, tmp_path, monkeypatch):
+    """Killed while one of two has saved two steps more, both would have none in common."""
+    begun, early, finish = threading.Event(), [], Checkpoints._finish
+
+    def slow(self, response, place, seal):
+        if seal["step"] == 4 and "seed-0" in str(place):
+            begun.set()
+        if seal["step"] == 2 and "seed-1" in str(place):
+            early.append(begun.wait(10))
+        finish(self, response, place, seal)
+
+    monkeypatch.setattr(Checkpoints, "_finish", slow)
+    loop.train(tiny_config(base, seeds=2, steps=4), tmp_path / "runs", live=quiet())
+    assert early == [False]
 
 
 def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
