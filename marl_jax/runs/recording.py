@@ -69,11 +69,21 @@ def _write(
         if size <= share:
             return
         if problems == 1:
-            others = [other.stat().st_size for other in path.parent.glob("*.parquet") if other != path]
+            # Not those that a killed process wrote after this one, so that a resumed run records what a whole one does.
+            others = [
+                other.stat().st_size
+                for other in path.parent.glob("*.parquet")
+                if _order(other) < _order(path)
+            ]
             if sum(others) + size > budget * (step / config.steps if others else 1):
                 path.unlink()
             return
         problems = max(1, min(problems - 1, int(problems * share / size)))
+
+
+def _order(path: Path) -> tuple[str, str]:
+    """By step; at one step the episodes of training come before those of the evaluation."""
+    return path.stem.partition("-")[2], path.stem
 
 
 def _files(config: RunConfig) -> int:

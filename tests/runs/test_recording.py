@@ -99,13 +99,19 @@ def test_problems_that_are_too_long_for_a_files_share_are_recorded_less_often_an
     table = table_of(
         problems=1, samples=1, length=6000
     )  # several shares of a file: 104 are counted for 500 steps
-    for step in range(0, 501, 10):
-        record_evaluation(tmp_path, config, step, table, decode)
-        record_step(tmp_path, config, step, table, decode, [])
+
+    def record(*steps):
+        for step in steps:
+            record_step(tmp_path, config, step, table, decode, [])
+            record_evaluation(tmp_path, config, step, table, decode)
+
+    record(*range(0, 501, 10))
     files = sorted(tmp_path.iterdir())
     size = files[0].stat().st_size
     assert 102 * size > 3e6 and 0.9e6 < sum(path.stat().st_size for path in files) <= 1e6
     steps = sorted({int(path.stem[-6:]) for path in files})
     assert steps[0] == 0 and steps[-1] >= 450 and max(b - a for a, b in itertools.pairwise(steps)) <= 50
+    record(*range(0, 201, 10))  # again, after a kill
+    assert sorted(tmp_path.iterdir()) == files
     record_evaluation(tmp_path / "none", config_of(logging__episodes_size=1e-3), 20, table, decode)
     assert not list((tmp_path / "none").iterdir())
