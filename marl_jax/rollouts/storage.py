@@ -122,7 +122,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
     except FileNotFoundError:
         raise
     except (*DAMAGE, pa.ArrowException) as error:
-        raise ValueError(f"'{path}' cannot be read as episodes: {error}") from error
+        raise ValueError(f"'{path}' cannot be read as episodes: {' '.join(str(error).split())}") from error
 
 
 def read_extra(path: str | os.PathLike[str]) -> dict[str, list[Any]]:

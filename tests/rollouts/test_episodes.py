@@ -306,7 +306,7 @@ def refused_or_read(path):
     try:
         read_episodes(path)
     except ValueError as error:
-        assert f"{path.name}' cannot be read as episodes" in str(error)
+        assert f"{path.name}' cannot be read as episodes" in str(error) and "\n" not in str(error)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
