@@ -110,7 +110,7 @@ class Checkpoints:
         numbers = {name: numbers for name, (_, numbers) in flat.items()}
         score = None if score is None or not math.isfinite(score) else float(score)
         seal = {"step": step, "score": score, "data": dict(data), "numbers": numbers}
-        json.dumps(seal, allow_nan=False)  # refused now, not in the background
+        json.dumps(seal)  # refused now, not in the background
         place = self.directory / f".saving-{step}"
         if hosts.count() > 1:
             arrays = jax.tree.map(_of_first, arrays)
@@ -362,7 +362,7 @@ def _strip(place: Path, names: Sequence[str]) -> None:
 
 
 def _write_seal(place: Path, seal: Mapping[str, Any]) -> None:
-    write_atomically(place / SEAL, json.dumps({**seal, "seal": _digest_of(seal)}, allow_nan=False))
+    write_atomically(place / SEAL, json.dumps({**seal, "seal": _digest_of(seal)}))
 
 
 def _read_seal(place: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ the step, and the entries lie in the checkpoint.
 import collections
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -131,7 +132,8 @@ def learned(
     for row in np.flatnonzero(table.sound).tolist():  # right answers in others have grade 0
         task = table.task_of(row)
         if task.id not in known and table.about and table.about[row] is not None:
-            known[task.id] = Entry(task, step)
+            # As a checkpoint gives it back, with lists for tuples, so that a resumed run shows the same task.
+            known[task.id] = Entry.from_json(json.loads(json.dumps(Entry(task, step).to_json())))
             added += 1
         if task.id in known and table.grade is not None and not np.isnan(table.grade[row]):
             entry = known[task.id]

@@ -81,6 +81,14 @@ def test_everything_comes_back_to_the_bit(saved):
     assert data == {"step": 3, "position": [3, 0, 5], "best": 0.1 + 0.2}
 
 
+def test_data_may_hold_a_task_with_an_infinite_number(tmp_path):
+    data = {"buffer": [{"task": {"meta": {"bound": float("inf")}}}]}
+    store = Checkpoints(tmp_path)
+    store.save(1, trees(), data)
+    store.close()
+    assert restore(tmp_path, "latest", blank(trees()))[1] == data
+
+
 def test_weights_can_be_had_alone_by_shape_best_or_step(saved):
     shapes = jax.eval_shape(lambda: trees()["policies"])
     for which, step in (("best", 2), (1, 1), ("latest", 3)):

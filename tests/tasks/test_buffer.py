@@ -160,6 +160,14 @@ def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     assert learned(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
 
 
+def test_a_task_is_kept_as_a_checkpoint_gives_it_back():
+    made = dataclasses.replace(MADE, meta={"pair": (1, (2, float("inf")))}, tests=({"args": (1,)},))
+    first = dataclasses.replace(episodes()[0], calls=(call("solver", "7", "solver", made),))
+    (entry,), _ = learned((), grade(Table.of([first])), BufferConfig(capacity=2), 5)
+    assert entry.task.meta == {"pair": [1, [2, float("inf")]]} and entry.task.tests == ({"args": [1]},)
+    assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+
+
 def test_entries_come_back_from_json():
     programs = dataclasses.replace(
         MADE, tests=({"call": "f", "args": [1], "expected": 2},), meta={"preamble": "x"}
