@@ -140,6 +140,7 @@ def open_runs(
         reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
+        states = [_within(state, len(named.splits["train"])) for state in states]
     for folder in folders if hosts.is_first() else ():
         (folder / DIVERGED).unlink(missing_ok=True)
     stop.check_together()
@@ -309,6 +310,14 @@ def _resumed(
         if len({state.step for state in resumed}) == 1:
             return resumed
         reached = min(state.step for state in resumed)
+
+
+def _within(state: State, size: int) -> State:
+    """The state; at its next epoch, where accepted data are fewer problems than this epoch has used."""
+    at = state.position
+    return (
+        state if at.index < size else dataclasses.replace(state, position=Position(at.epoch + 1, 0, at.seed))
+    )
 
 
 def _about(config: RunConfig, named: Named) -> dict[str, Any]:

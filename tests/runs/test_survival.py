@@ -1,6 +1,7 @@
 """The run survives anything: killed at any moment, it ends with the numbers of one that never was."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ from run_kit import in_a_process, quiet, records, run, same, weights
 from tiny_run import CUT, KINDS, tiny_config
 
 from marl_jax.learning.update import Learner, NonFiniteGradients
-from marl_jax.run_folder.checkpoints import CheckpointError, steps
+from marl_jax.run_folder.checkpoints import CheckpointError, restore, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening, recording
 from marl_jax.runs.divergence import Diverged
@@ -291,6 +292,16 @@ def test_an_accepted_change_that_the_checkpoint_does_not_fit_leaves_the_run_as_i
     with pytest.raises(CheckpointError, match=r"does not fit: 'learner'.*; start the run as it was, or"):
         loop.train(damped, workdir, accept_changes=True, live=quiet())
     assert (workdir / "config.json").read_text() == record
+
+
+def test_with_accepted_data_of_fewer_problems_a_run_goes_on_at_the_next_epoch(base, whole, tmp_path):
+    copy = shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints" / "8")  # step 7 begins behind 8 problems of the second epoch
+    few = tiny_config(base)
+    few = dataclasses.replace(few, data=dataclasses.replace(few.data, train_size=8))
+    assert loop.train(few, copy, accept_changes=True, live=quiet()) == 8
+    position = restore(copy / "checkpoints", "latest", {})[1]["position"]
+    assert position == {"epoch": 3, "index": 0, "seed": 0}
 
 
 def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
