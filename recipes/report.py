@@ -85,7 +85,7 @@ def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
     for (claim, more, less), gap, p in zip(known, gaps, chances):
         held = None if p is None else next(corrected)
         scale = 100 if claim.measure in PER_CENT else 1
-        values = f"{_shown(np.mean(more), scale)} : {_shown(np.mean(less), scale)}"
+        values = " : ".join(_shown(np.mean(np.array(side, float)), scale) for side in (more, less))
         found = _with_bounds(interval(gap.tolist()), scale, "+")
         tested = f"{claim.measure}: {claim.more} > {claim.than.removeprefix('=')}"
         rows.append([f"`{name}`", tested, values, found, small(held), verdict(gap.mean(), held, len(gap))])

@@ -154,7 +154,7 @@ def run(
             written.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(written, json.dumps(record) + "\n")
         shown = {
-            arm: {n: v if v is None else round(float(np.mean(v)), 4) for n, v in one["values"].items()}
+            arm: {n: round(float(np.mean(np.array(v, float))), 4) for n, v in one["values"].items()}
             for arm, one in found.items()
         }
         print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)

@@ -77,6 +77,18 @@ def test_claims_of_a_recipe_are_corrected_for_each_other():
     assert one == f"{2 * p:.2g}" and said == "shown" and float(other) > 0.5 and unsaid == "not shown"
 
 
+def test_a_claim_about_what_could_not_be_measured_is_a_line_like_any_other():
+    """A file of numbers has null where a run had nothing to measure."""
+    lacking = json.loads(json.dumps(MADE))
+    lacking["runs"][1]["agent"]["values"]["length"] = None
+    one = dataclasses.replace(
+        find("dr_mas"), measures={"length": None}, claims=(Claim("length", "agent", "task"),)
+    )
+    assert report.claim_rows("mine", one, lacking) == [
+        ["`mine`", "length: agent > task", "– : 0.505", "–", "–", "not shown"]
+    ]
+
+
 def test_the_interval_of_an_accuracy_ends_at_0_and_1():
     far_apart = [[0.0, 0.0], [1.0, 1.0]]
     assert report.interval(far_apart, (0.0, 1.0))[1:] == (0.0, 1.0) and report.interval(far_apart).low == -1.0
@@ -139,7 +151,13 @@ def test_an_arm_that_does_not_exist_is_refused_before_anything_is_trained(tmp_pa
 
 def test_the_numbers_of_a_recipe_of_ones_own_are_beside_its_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "trained", lambda config, folder: None)
-    one = {"step": 1, "seconds": 1.0, "sampled": 1, "values": {}, "base": {}}
+    one = {
+        "step": 1,
+        "seconds": 1.0,
+        "sampled": 1,
+        "values": {"late": [None, 1.0], "early": None},
+        "base": {},
+    }
     monkeypatch.setattr(runner, "compared", lambda recipe, configs, root: dict.fromkeys(configs, one))
     run("examples.own_recipe", 1, tmp_path, results=tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["examples.own_recipe.json"]
