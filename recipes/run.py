@@ -117,9 +117,15 @@ def _measured(measures: Mapping[str, Measure], one: Trained) -> dict[str, Any]:
 
 
 def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
-    """The configuration of an arm; `{arms}` in a text is the folder of the arms of its seed."""
+    """The configuration of an arm; `{arms}` in a text is the folder of the arms of its seed.
+
+    Mistakes in the fields of its evaluations are refused here, before anything is trained.
+    """
     values = json.loads(json.dumps(to_json(recipe.arms[arm])).replace("{arms}", place.absolute().as_posix()))
-    return changed(recipe.config(), {**values, "seed": seed})
+    config = changed(recipe.config(), {**values, "seed": seed})
+    for more in ({}, *recipe.also.values()):
+        changed(changed(config, recipe.examined), more)
+    return config
 
 
 def run(

@@ -149,6 +149,17 @@ def test_an_arm_that_does_not_exist_is_refused_before_anything_is_trained(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "where", [{"examined": {"workflow.setings.loops": 1}}, {"also": {"more": {"seeed": 1}}}]
+)
+def test_a_mistake_in_what_is_evaluated_is_refused_before_anything_is_trained(where, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "find", lambda name: dataclasses.replace(find("dr_mas"), **where))
+    monkeypatch.setattr(runner, "trained", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(ConfigError, match=r"setings|seeed"):
+        run("dr_mas", 1, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_numbers_of_a_recipe_of_ones_own_are_beside_its_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "trained", lambda config, folder: None)
     one = {
