@@ -132,7 +132,7 @@ def names() -> list[str]:
 def find(name: str) -> Recipe:
     """The recipe of a name, or one's own as "module"; whatever is none is refused."""
     module = f"recipes.{name}" if name in names() else name
-    if "." not in module and not (module and importlib.util.find_spec(module)):
+    if module.startswith(".") or ("." not in module and not (module and importlib.util.find_spec(module))):
         raise ConfigError([f"recipe '{name}' does not exist{nearest(name, names())}"])
     try:
         found = getattr(importlib.import_module(module), "RECIPE", None)

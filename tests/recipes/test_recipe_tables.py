@@ -137,7 +137,7 @@ def test_what_was_run_has_three_seeds_of_every_arm_and_says_with_what(name):
     assert np.median([run[default]["seconds"] for run in made["runs"]]) < 600
 
 
-@pytest.mark.parametrize("name", ["dr_mass", "recipes.nothing", "recipes.words"])
+@pytest.mark.parametrize("name", ["dr_mass", "./dr_mass.py", "recipes.nothing", "recipes.words"])
 def test_what_is_no_recipe_is_told_in_a_line(name, tmp_path):
     with pytest.raises(ConfigError, match=r"dr_mas'|cannot be imported|has no RECIPE"):
         run(name, 1, tmp_path)
