@@ -91,6 +91,11 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     for arm, config in configs.items():
         saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there is none
         step = max((s for s in saved if s and spent[arm][s - 1] <= budget), default=min(saved))
+        if step and spent[arm][step - 1] > budget:
+            print(
+                f"{arm}: its first checkpoint, of step {step}, is compared at {spent[arm][step - 1]} tokens, more than "
+                f"the {budget} of this seed: set checkpoints.every and keep_every lower"
+            )
         asked = changed(config, recipe.examined)
         table, base = (played(asked, root / arm, at) for at in (step, 0))
         one = Trained(
@@ -113,7 +118,13 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
 
 
 def _measured(measures: Mapping[str, Measure], one: Trained) -> dict[str, Any]:
-    return {name: plain(np.round(np.asarray(measure(one), float), 4)) for name, measure in measures.items()}
+    found = {name: np.asarray(measure(one), float) for name, measure in measures.items()}
+    for name, value in found.items():
+        if value.shape not in ((), (problems := len(one.table.bare_episodes) // one.samples,)):
+            raise RunError(
+                f"measure '{name}' gave {list(value.shape)} numbers: give one, or one for each of {problems} problems"
+            )
+    return {name: plain(np.round(value, 4)) for name, value in found.items()}
 
 
 def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:

@@ -6,16 +6,19 @@ import inspect
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from by_hand import call, episode, table_of
 
 import recipes
+from marl_jax.errors import RunError
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.planning.devices import Device
 from marl_jax.planning.plan import demand_of, find_models, make_plan
 from marl_jax.runs.opening import check_foreseen
 from recipes import run
-from recipes.recipe import Recipe, changed, find, micro, names
+from recipes.recipe import Recipe, Trained, changed, find, micro, names
 from recipes.run import compared, of_arm, sampled, trained
 
 HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
@@ -126,6 +129,29 @@ def test_arms_are_compared_where_the_thriftiest_has_ended(tmp_path, monkeypatch)
         "long": (2, 6, 6.0),
     }
     assert asked == [("short", 2), ("short", 0), ("long", 2), ("long", 0)]
+
+
+def test_an_arm_without_a_checkpoint_within_the_budget_is_named(tmp_path, monkeypatch, capsys):
+    recipe = Recipe("", ".", lambda: None, {"short": {}, "long": {}}, (), measures={})
+    configs = {arm: micro("single", {"generator": "p0"}, steps=1) for arm in recipe.arms}
+    for arm, tokens in (("short", 4), ("long", 9)):
+        (tmp_path / arm / "checkpoints" / "1").mkdir(parents=True)
+        line = {"step": 1, "tokens": tokens, "time/wall": 1.5}
+        (tmp_path / arm / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.setattr(run, "played", lambda config, folder, step: None)
+    monkeypatch.setattr(run, "COMMON", {})
+    assert compared(recipe, configs, tmp_path)["long"]["sampled"] == 9
+    (told,) = capsys.readouterr().out.splitlines()
+    assert told.startswith("long: its first checkpoint, of step 1, is compared at 9 tokens, more than the 4")
+
+
+def test_a_measure_of_other_than_one_number_or_one_a_problem_is_refused():
+    """Two problems, two episodes of each: a number for each episode would count episodes as problems."""
+    table = table_of(*(episode(call("generator"), sample=i) for i in range(4)))
+    measured = lambda value: run._measured({"mine": lambda one: value}, Trained(table, samples=2))
+    assert measured(1.0) == {"mine": 1.0} and measured([1.0, np.nan]) == {"mine": [1.0, None]}
+    with pytest.raises(RunError, match=r"'mine' gave \[4\] numbers: give one, or one for each of 2 problems"):
+        measured([1.0, 0.0, 1.0, 0.0])
 
 
 def test_tokens_of_collected_calls_are_not_counted_again():
