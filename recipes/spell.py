@@ -6,9 +6,9 @@ rule alone.
 The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about
 half of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of
 rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no
-problem. The rule alone is played without verifiers. Votes are compared with those on the same answer. SPELL's
-verifier compares an answer with the questioner's own; this one sees the problem and the answer alone, and has to
-judge by itself.
+problem. The rule alone is played without verifiers. Votes are compared with those on the same answer; of a problem
+that two episodes ask, with those on the answer in the same place, too. SPELL's verifier compares an answer with the
+questioner's own; this one sees the problem and the answer alone, and has to judge by itself.
 """
 
 import functools
