@@ -44,7 +44,7 @@ def clean(text: str) -> str:
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
     text = _MODULO.sub(lambda found: f" mod {found.group(found.lastindex or 0)}", text)
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
-    text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
+    text = _ELLIPSIS.sub(r"\1, \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
     text = _RATIO.sub(r"\1:\2", text)
     if (found := _FAMILY.fullmatch(text)) is not None:
@@ -276,7 +276,7 @@ _FAMILY = re.compile(
     r"(?P<body>[^|]*[^|,;(\s])\s*(?:[,;]\s*|\(\s*|(?=for |where ))(?:(?:for|where) )?(?:all |any )?"
     r"(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*)?\{?\s*(?P<numbers>[NZ])\s*\}?\s*(?P<positive>[_^]\s*\{?\s*[*+]\s*\}?)?\s*\)?"
 )
-_ELLIPSIS = re.compile(r",\s*\.\.\.(?=\s*(?:,|$))")
+_ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _BRACED = r"[^{}]*"  # with braces in it, down to three levels
 for _ in range(3):
