@@ -181,12 +181,13 @@ class _Parser:
         return token[:1].isalnum() or (token[:1] == "\\" and token[1:] in _NAMES)
 
     def factor(self) -> Tree:
-        base = self.base()
+        base, raised = self.base(), False
         while True:
             if self.next() == "!":
                 self.take()
-                base = ("f", "!", base)
-            elif self.next() == "^":
+                base, raised = ("f", "!", base), False
+            elif self.next() == "^" and not raised:
+                raised = True
                 self.take()
                 if self.next() == "\\circ" or self.tokens[self.at : self.at + 3] == ["{", "\\circ", "}"]:
                     self.at += 1 if self.next() == "\\circ" else 3
