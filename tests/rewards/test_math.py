@@ -1099,7 +1099,13 @@ DIFFERENT = {
         (r"f^{-1}(x)=2x", r"f(x)=2x"),
         (r"3 \text{ to } 4", "4:3"),
     ],
-    "numerals in another base": [("101_3", "101_2"), ("101", "101_2"), ("5", "101_2"), ("5_{10}", "5_8")],
+    "numerals in another base": [
+        ("101_3", "101_2"),
+        ("101", "101_2"),
+        ("5", "101_2"),
+        ("5_{10}", "5_8"),
+        ("101_2 million", "101_2"),
+    ],
     "words that change a number are no unit of it": [
         *(
             (f"5 {words}", "5")

@@ -396,7 +396,7 @@ def _scalar(text: str) -> Node:
         items = [part.strip() for part in body.split(":")]
         return ("bracket", ":", ":", tuple(map(_scalar, items)), unit) if all(items) else _text(text)
     try:
-        if numeral is not None:
+        if numeral is not None and scale == 1:
             base = _BASES.get(numeral["base"]) or int(numeral["base"])
             value = int(numeral["digits"], base)
             decimal = ("scalar", number(value), False, unit, percent)
