@@ -300,6 +300,7 @@ SAME = {
         (r"x=1 \text{ or } x=2", "1, 2"),
         ("x_1=1, x_2=2", "1,2"),
         (r"\{5\}", "5"),
+        (r"\{\{2\},\{1\}\}", r"\{\{1\},\{2\}\}"),
         (r"\{\}", r"\emptyset"),
         ("Bob, Alice", r"\text{Alice, Bob}"),
     ],
@@ -736,6 +737,8 @@ DIFFERENT = {
         ("Monday or Tuesday", "Monday"),
         (r"\{1,2,3\}", r"\{1,2\}"),
         (r"\{1,2\}", r"\{1,2,3\}"),
+        (r"\{1,\{2\}\}", r"\{1,2\}"),
+        (r"\{\emptyset,1\}", r"\{\emptyset,\{1\}\}"),
         ("(1,2,3)", "(1,2)"),
     ],
     "the gold answer inside of other text is not the answer": [

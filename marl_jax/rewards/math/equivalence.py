@@ -237,8 +237,10 @@ class _Comparison:
         if max(len(rest_a), len(rest_g)) > MAX_ITEMS:
             return False
         if distinct:
-            return all(any(self.same(x, y) for y in g) for x in rest_a) and all(
-                any(self.same(x, y) for x in a) for y in rest_g
+            # In a set, {2} is not 2.
+            alike = lambda x, y: (x[0] == "set") == (y[0] == "set") and self.same(x, y)
+            return all(any(alike(x, y) for y in g) for x in rest_a) and all(
+                any(alike(x, y) for x in a) for y in rest_g
             )
         if len(rest_a) != len(rest_g):
             return False
