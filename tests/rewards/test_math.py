@@ -322,6 +322,10 @@ SAME = {
         (r"\left[\begin{array}{cc}1&2\\3&4\end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{pmatrix} 0.5 \\ 3 \end{pmatrix}", r"\begin{pmatrix} \frac12 \\ 3 \end{pmatrix}"),
         ("3 : 4", "3:4"),
+        ("1:4", r"\frac14"),
+        (r"\frac{3}{4}", "3:4"),
+        (r"(\frac12,-3)", r"\begin{pmatrix}1/2\\-3\end{pmatrix}"),
+        (r"\begin{pmatrix}1\\2\\3\end{pmatrix}", r"\langle1,2,3\rangle"),
     ],
     "a unit may be left out or written otherwise": [
         (r"2x+3", r"(2x+3)\text{ m}"),
@@ -962,6 +966,9 @@ DIFFERENT = {
         ("2^{10}-1", "1024"),
     ],
     "other rows of a matrix": [
+        ("(2,1)", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        ("[1,2]", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        ("(1,2)", r"\begin{pmatrix}1&2\end{pmatrix}"),
         (r"\begin{pmatrix}1\\[4pt]2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
         (r"\begin{pmatrix}1\cr 2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
     ],
@@ -1101,6 +1108,11 @@ DIFFERENT = {
         ("x^{-1}=5", "5"),
         (r"f^{-1}(x)=2x", r"f(x)=2x"),
         (r"3 \text{ to } 4", "4:3"),
+        ("4:1", r"\frac14"),
+        ("4:1", "4"),
+        ("10^{4000}a:0.1^{4000}b", "a/b"),
+        ("1:0", "0"),
+        ("6:8", "3:4"),
     ],
     "numerals in another base": [
         ("101_3", "101_2"),

@@ -23,6 +23,7 @@ Equal and different forms of quantities (the last column is different):
               alike                                            5 zorble is not 5; 5 at most is not 5
 """
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -44,6 +45,7 @@ from marl_jax.rewards.math.expressions import (
     multiply,
     number,
     placed,
+    power,
     rename,
     variables,
 )
@@ -184,6 +186,19 @@ def _same_name(a: str, g: str) -> bool:
     return a == g or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
 
 
+def _plain(node: Node) -> Node:
+    """A column as a point, a ratio of two numbers as their fraction, anything else as it is."""
+    if node[0] == "matrix" and all(len(row) == 1 for row in node[1]):
+        return ("bracket", "(", ")", tuple(row[0] for row in node[1]), "")
+    if node[:2] == ("bracket", ":") and [part[0] for part in node[3]] == ["scalar"] * 2 and not node[4]:
+        (_, x, *_), (_, y, *_) = node[3]
+        with contextlib.suppress(ValueError):  # too big, or a division by zero
+            fraction = multiply([x, power(y, number(-1))])
+            if fraction[0] != "n" or fraction[1].denominator != 1:
+                return ("scalar", fraction, False, "", False)
+    return node
+
+
 class _Comparison:
     """One comparison of an answer with a gold answer, and the time it may still spend on algebra."""
 
@@ -210,7 +225,9 @@ class _Comparison:
         if g[0] == "set":
             return len(g[1]) == 1 and self.same(a, g[1][0])
         if len(kinds) > 1:
-            return False
+            a, g = _plain(a), _plain(g)
+            if a[0] != g[0]:
+                return False
         match a[0]:
             case "scalar":
                 return self.same_scalar(a, g)
