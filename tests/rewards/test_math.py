@@ -175,6 +175,8 @@ SAME = {
         ("3 halves", "3/2"),
         ("2 thirds", r"\frac23"),
         ("5 tenths", "0.5"),
+        (r"\text{Five}", "5"),
+        ("2", r"\text{two}"),
     ],
     "spacing, styling and delimiters mean nothing": [
         (r"\mathbf{\frac{1}{2}}", r"1/2"),
@@ -753,6 +755,8 @@ DIFFERENT = {
         ("not Monday", "Monday"),
         (r"\text{none}", "0"),
         ("none", "5"),
+        ("five or six", "5"),
+        ("five", "6"),
         ("5?", "5"),
         ("AB", "A"),
     ],

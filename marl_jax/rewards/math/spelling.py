@@ -51,7 +51,7 @@ def clean(text: str) -> str:
         text = _family(**found.groupdict())
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _SAYINGS[found["word"]].format(found["count"])
-    return text
+    return _NUMERALS.get(text.lower(), text)
 
 
 def choice(text: str) -> tuple[str, str]:
@@ -323,5 +323,7 @@ _PARTS |= {f"{word}s": below for word, below in _PARTS.items() if word.endswith(
 _SAYINGS = {word: f"{{}}/{below}" for word, below in _PARTS.items()}
 _SAYINGS |= {"squared": "{}^2", "cubed": "{}^3", "factorial": "{}!"}
 _SAID = re.compile(rf"(?P<count>\d+) (?P<word>{'|'.join(_SAYINGS)})")
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMERALS = dict(zip(_NUMBER_WORDS.split(), map(str, range(13))))
 _RATIO = re.compile(r"^(\d+) to (\d+)$")
 _EMPTY_SPACE = re.compile(r"(?<!\d) (?=\d)|(?<![A-Za-z]) (?=[A-Za-z])| (?![A-Za-z\d])")
