@@ -182,8 +182,8 @@ def _unnumbered(items: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _same_name(a: str, g: str) -> bool:
-    """Whether two labels are one: y(t) is y, too, but not y(x)."""
-    return a == g or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
+    """Whether two labels are one: y(t) is y, too, but not y(x); f(x) is y."""
+    return a == g or {a, g} == {"f(x)", "y"} or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
 
 
 def _plain(node: Node) -> Node:
