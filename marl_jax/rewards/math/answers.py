@@ -116,7 +116,7 @@ _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?(?:_\{{(?:max|min)\}})?"
     rf"|\|[A-Z]{{1,3}}\||\({_NAME}(?:,\s*{_NAME})+\)"
-    r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
+    r"|[A-Z]{1,3}(?:\s*:\s*[A-Z]{1,3})+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
 # A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle, an integral, a sum, a
@@ -300,7 +300,7 @@ def _relation(text: str) -> Node:
         return _text(text)
     if set(signs) == {"="}:
         return ("equation", tuple(parts))
-    if signs == ["\\in"] and _VARIABLE.fullmatch(parts[0]):
+    if signs == ["\\in"] and is_label(parts[0]):
         return read(parts[1])
     if signs == ["\\ne"] and _VARIABLE.fullmatch(parts[0]) and parts[0] not in _CONSTANTS:
         reals, points = read(f"-\\infty<{parts[0]}<\\infty"), ("set", _items(parts[1]))
