@@ -38,7 +38,7 @@ def readings(text: str) -> Iterator[Node]:
     if _INNER_DEGREES.search(text) and not _NO_UNIT.search(text):
         yield read(_DEGREES.sub("", text))
     if _CHOICES.fullmatch(text):
-        yield read("".join(sorted(re.findall("[A-J]", text))))
+        yield read("".join(sorted(re.findall(_CHOICE, text))))
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
     node = read(text)
@@ -87,7 +87,8 @@ def read(text: str) -> Node:
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
-_CHOICES = re.compile(r"(?:[A-J]|\([A-J]\))(?:(?:, ?and |, ?| and )(?:[A-J]|\([A-J]\)))+")
+_CHOICE = r"[A-J]|\\textcircled\{\d+\}"
+_CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?:, ?and |, ?| and )(?:{_CHOICE}|\([A-J]\)))+")
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
