@@ -28,7 +28,7 @@ MAX_DEPTH = 40
 
 
 def parse(text: str) -> tuple[Tree, bool]:
-    r"""The tree of an expression, and whether it is a sum or product of plain numbers left undone: 2 + 3, 7 * 11.
+    r"""The tree of an expression, and whether it is left undone: a sum or product of plain numbers, \gcd(4, 6).
 
     Powers, roots and \frac are ways to write a value, so 2^{10} - 1 is done.
     """
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[Tree, bool]:
     if not _ARROWS.isdisjoint(tokens) and not _is_vector(tree):
         raise Unreadable("vectors have several products")
     plain = all(token in _PLAIN or token[0].isdigit() or token[0] == "." for token in tokens)
-    return tree, parser.unfinished and plain
+    return tree, (parser.unfinished and plain) or any(token[1:] in _MANY_ARGUMENTS for token in tokens)
 
 
 def _is_vector(tree: Tree) -> bool:
