@@ -181,6 +181,12 @@ def _unnumbered(items: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
+def _named_apart(items: tuple[Node, ...]) -> bool:
+    """Whether all are values with names of their own: x = 1, y = 2, but not x_1 = 1, x_2 = 2."""
+    names = {item[1][0] for item in _unnumbered(items) if item[0] == "equation" and is_label(item[1][0])}
+    return len(names) == len(items)
+
+
 def _same_name(a: str, g: str) -> bool:
     """Whether two labels are one: y(t) is y, too, but not y(x); f(x) is y."""
     return a == g or {a, g} == {"f(x)", "y"} or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
@@ -218,6 +224,8 @@ class _Comparison:
         kinds = {a[0], g[0]}
         if "equation" in kinds:
             return self.same_equation(a, g)
+        if kinds == {"list"} and _named_apart(g[1]) and all(item[0] != "equation" for item in a[1]):
+            return self.same_row(a[1], g[1])
         if kinds <= {"list", "set"}:
             return self.same_items(*_named_alike(a[1], g[1]), distinct="set" in kinds)
         if a[0] == "set":  # {5} for 5
