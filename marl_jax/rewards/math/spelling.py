@@ -218,7 +218,7 @@ _COMMAND_NAMES = "sqrt pi sin cos tan arcsin arccos arctan exp log ln infty"  # 
 _PLAIN = {name: f"\\{name} " for name in _COMMAND_NAMES.split()}
 _PLAIN |= {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
 _PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
-_PLAIN |= {"dne": "does not exist"}
+_PLAIN |= {"dne": "does not exist", "per cent": "% "}
 _PLAIN |= dict.fromkeys(("empty set", "no solution", "no solutions"), "\\{\\}")
 _UNICODE = {
     ord(char): spelling if len(spelling) == 1 else f"{spelling} "
@@ -296,7 +296,7 @@ _COMMAND = re.compile(
     r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*\+\s*\}))?)|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(
-    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|dne|no solutions?|percent|pct|degrees?|sqrt|pi"
+    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|dne|no solutions?|per ?cent|pct|degrees?|sqrt|pi"
     r"|(?:arc)?(?:sin|cos|tan)|exp|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
     re.IGNORECASE,
 )
