@@ -192,6 +192,8 @@ def _same_word(a: str, b: str) -> bool:
     mine, other = _NUMBER.fullmatch(a), _NUMBER.fullmatch(b)
     if not mine or not other:
         return False
+    if other[2] and len(other[2]) > 1 and other[2][0] == "0":  # 0011 is a text of digits
+        return False
     if mine[2] and other[2]:  # two ints, of any length: compared digit by digit
         return _digits(mine) == _digits(other)
     x, y = float(a), float(b)
