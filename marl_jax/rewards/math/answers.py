@@ -24,7 +24,8 @@ Node = tuple
 def readings(text: str) -> Iterator[Node]:
     r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
     A, C is AC, too; 10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations;
-    x > 1 and x < 3 is an interval, or two; the m of 5 m is a variable, too. Nested too deep, it is mere text.
+    x > 1 and x < 3 is an interval, or two; x \ne 1, 2 is a set, too; the m of 5 m is a variable, too. Nested too deep,
+    it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -41,6 +42,8 @@ def readings(text: str) -> Iterator[Node]:
         yield read("".join(sorted(re.findall(_CHOICE, text))))
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
+    if (found := _LEFT_OUT.fullmatch(text)) is not None:
+        yield read(rf"(-\infty,\infty) \setminus \{{{found['points']}\}}")
     node = read(text)
     yield node
     if _LETTER.search(text):
@@ -110,8 +113,10 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|[A-Za-z\d]))?'*"
 _VARIABLE = re.compile(_NAME)
 _CONSTANTS = {"e", "i", "\\pi", "\\infty"}
+_LEFT_OUT = re.compile(rf"{_NAME}\s*\\ne(?![A-Za-z])(?P<points>[^=<>|]*,[^=<>|]*)")
+_REAL = r"\s*\\in\s*\(-\\infty,\\infty\)\s*"
 _CONDITION = re.compile(
-    rf"(?P<name>{_NAME})\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:]\s*(?P<condition>.+)", re.DOTALL
+    rf"(?P<name>{_NAME})\s*(?:{_REAL})?[|:]\s*(?:(?P=name){_REAL}(?:,|and)\s*)?(?P<condition>.+)", re.DOTALL
 )
 _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
