@@ -399,6 +399,7 @@ SAME = {
         ("A", "(A)"),
         (r"\text{A}", "A"),
         (r"\textbf{(A)}", r"\text{A}"),
+        (r"\mathbf{C}", "C"),
         ("A.", "A"),
         (r"\text{Monday}", "Monday"),
         (r"\text{the second player}", "Second player"),

@@ -289,7 +289,9 @@ _LOGIC = re.compile(  # of statements, p \lor q; x<1 \lor x>2 are two answers
     r"(?<=[A-Za-z)])\s*\\(?:(?P<both>land|wedge)|lor|vee)(?![A-Za-z])"
     r"(?=\s*\(?\s*(?:\\(?:neg|lnot|sim)\s*)?[A-Za-z]\s*(?:$|[)$]|\\[lvw]))"
 )
-_BOLD_SET = re.compile(r"(\\in\s*|^\s*\$?\s*)\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])")
+_BOLD_SET = re.compile(  # C alone is a choice
+    r"(\\in\s*|^\s*\$?\s*(?!\\mathbf\s*\{\s*C))\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])"
+)
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"
     r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
