@@ -112,9 +112,8 @@ def train(
         def keep(whole: bool = False) -> None:
             """Begin to save the states, if that has not been; `whole`: until they are saved."""
             with saving, clock("save"):
-                if (
-                    len(runs) > 1
-                ):  # with two saves more than another, a seed would have no step left in common with it
+                # With two saves more than another, a seed would have no step left in common with it.
+                if len(runs) > 1:
                     _saved(runs)
                 for number, (run, state) in enumerate(zip(runs, states)):
                     if state.step and kept[number] != (state.step, state.accuracy):
