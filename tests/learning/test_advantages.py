@@ -111,6 +111,12 @@ def test_a_reward_that_is_no_number_is_refused(bad):
         agent_advantages([1.0, bad], [0, 0], [0, 0])
 
 
+@pytest.mark.parametrize("bad", [None, "1", 1j])
+def test_rewards_that_are_no_numbers_are_refused(bad):
+    with pytest.raises(ValueError, match=r"rewards are \[1\.0, .*\]; they must be numbers"):
+        group_advantages([1.0, bad], [0, 0])
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
 def test_a_traced_reward_that_is_no_number_shows_in_its_group_alone(estimator):
     rewards, groups = jnp.array([1.0, jnp.nan, 1.0, 0.0]), np.array([0, 0, 1, 1])

@@ -96,6 +96,8 @@ def as_rewards(rewards: Any) -> np.ndarray:
     squared, is refused.
     """
     given = np.asarray(rewards)
+    if not jnp.isdtype(given.dtype, ("bool", "integral", "real floating")):
+        raise RewardError(f"rewards are {rewards!r:.80}; they must be numbers")
     with np.errstate(over="ignore"):
         rewards = given.astype(precision(given.dtype))
     bad = np.flatnonzero(~np.isfinite(rewards))
