@@ -96,6 +96,9 @@ class Player:
         tasks, last = list(tasks), Progress(0)
         if odd := [task for task in tasks if not isinstance(task, Task)]:
             raise TypeError(f"a task is {odd[0]!r:.60}: give Task(id=..., family='math', question=...)")
+        for task in tasks:
+            if wrong := task.fault:
+                raise ValueError(f"task {task.id!r:.80} cannot be played: {wrong}")
 
         def watch(done: Progress) -> None:
             nonlocal last

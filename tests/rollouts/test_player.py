@@ -167,6 +167,12 @@ def test_a_question_alone_is_no_task(base):
         player_for(voting, base, max_prompt=64, lanes=8).play(["12+7=?"])
 
 
+def test_a_task_that_cannot_be_graded_is_refused_before_it_is_played(base):
+    playing = player_for(voting, base, max_prompt=64, lanes=8)
+    with pytest.raises(ValueError, match=r"task '.*' cannot be played: field 'gold' is int, not text"):
+        playing.play([dataclasses.replace(TASKS[0], gold=19)])
+
+
 def test_tasks_of_two_families_have_no_common_words(base):
     playing = player_for(voting, base, max_prompt=64, lanes=8)
     mixed = [TASKS[0], dataclasses.replace(TASKS[1], family="code")]
