@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.episodes import Episode
+from marl_jax.fields import is_whole
 from marl_jax.policies import PolicyMap, SamplingSettings
 from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
@@ -87,8 +88,8 @@ def rollout(
     bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}
     bounds |= {"first_sample": (first_sample, 0), "seed": (seed, 0), "step": (step, 0)}
     for name, (value, least) in bounds.items():
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if not is_whole(value) or value < least:
+            raise ValueError(f"{name} is {value!r:.80}; it must be at least {least}, and an integer")
     if mode not in ("fixed", "free"):
         raise ValueError(f"mode is {mode!r}; it must be 'fixed' or 'free'")
     repeated = [name for name, count in collections.Counter(task.id for task in tasks).items() if count > 1]
@@ -112,7 +113,7 @@ def rollout(
         engine.abandon()
 
     def begin(task: Task, sample: int) -> Running:
-        key = (seed, step, task_key(task), sample)
+        key = (int(seed), int(step), task_key(task), sample)  # numpy's integers are no JSON
         return Running(task, sample, key, workflow, prompts, chats.of, limits, voices.new_tokens, tuple(path))
 
     numbers = range(first_sample, first_sample + samples)

@@ -118,6 +118,16 @@ def test_two_problems_under_one_id_are_neither_played_nor_written(tmp_path):
         write_episodes(tmp_path / "e.parquet", Table.of([EPISODE, other]))
 
 
+def test_a_rollout_seeded_by_an_integer_of_numpy_can_be_written(tmp_path):
+    options = {"prompts": load_prompts("math", "micro"), "parse": lambda task, text: text}
+    play = lambda seed: rollout(
+        voting, MATH, FakeEngine(lambda *_: "1"), TOKENIZER, shared(voting.roles), seed=seed, **options
+    )
+    path = tmp_path / "e.parquet"
+    write_episodes(path, play(np.int64(3)))
+    assert read_episodes(path).bare_episodes[0].key == play(3).bare_episodes[0].key
+
+
 def test_a_table_is_read_back_column_by_column(tmp_path):
     table = worth_of_a_step()
     assert all(getattr(table, name) is not None for name in COLUMNS)

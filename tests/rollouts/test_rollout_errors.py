@@ -255,6 +255,7 @@ def test_an_engine_that_loses_requests_is_found_out():
         ({"samples": 0}, "samples is 0; it must be at least 1"),
         ({"tasks": [TASKS[0], TASKS[1], TASKS[0]]}, "task 't0' is given more than once"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"step": 1.5}, "step is 1.5; it must be at least 0, and an integer"),
         ({"mode": "fast"}, "'fixed' or 'free'"),
         ({"tasks": [Task("c", "proof", "?")]}, "task 'c' is proof; workflow 'voting' is for: math, code"),
     ],
