@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import jax
+
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.policies import roles_of
 from marl_jax.table import Table
@@ -31,7 +33,7 @@ def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None
 def check_learnable(
     rows: Table, policies: Mapping[str, object], states: Mapping[str, object], roles: Mapping[str, str]
 ) -> None:
-    """Refuse rows that do not follow the map, or lack a policy, a state or a column."""
+    """Refuse rows that do not follow the map, or lack a policy, a state or a column, and policies that share arrays."""
     codes = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
     present = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
     mapped = lambda role, slot, policy: roles.get(f"{role}/{slot}", roles.get(role)) == policy
@@ -43,4 +45,14 @@ def check_learnable(
         )
     if absent := sorted({*policies} - {*states}):
         raise ValueError(f"policies {absent} have no state: take it from `init`")
+    if unused := sorted({*policies} - {*roles.values()}):
+        raise ValueError(f"policies {unused} have no role in the map {roles}; leave them out")
+    owners: dict[int, str] = {}
+    for name, tree in policies.items():
+        for leaf in jax.tree.leaves(tree):
+            if isinstance(leaf, jax.Array) and (other := owners.setdefault(id(leaf), name)) != name:
+                raise ValueError(
+                    f"policies {other!r} and {name!r} have the same arrays, whose memory the first update takes: give "
+                    "each a copy, as jax.tree.map(jnp.copy, tree)"
+                )
     rows.need(reward="rewards.with_rewards", advantage="learning.with_advantages")
