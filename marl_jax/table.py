@@ -162,11 +162,12 @@ class Table:
             columns["task"] = dense(columns["task"])
         if columns.get("spoken") is not None:
             columns["spoken"] = Ragged.of(columns["spoken"], bool)
-        given = {
+        given: dict[str, Any] = {
             name: values if isinstance(values, Ragged) else np.asarray(values, DTYPES.get(name, np.int32))
             for name, values in columns.items()
-            if values is not None
+            if values is not None and name not in TEXTS
         }
+        given |= {name: tuple(columns[name]) for name in TEXTS if columns.get(name) is not None}
         roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
         table = cls(
             episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,

@@ -346,6 +346,7 @@ def test_a_learners_table_says_what_it_was_given_and_plain_values_else():
     table = Table.make(
         role=["b", "a", "b"], policy=["p1", "p0", "p1"], prompt=[(1,), (2, 3), (1,)], tokens=[(4,), (5, 6), (7,)],
         logprobs=[(-1.0,), (-2.0, -3.0), (-4.0,)], task=["t", "u", "t"], slot=[0, 0, 1], advantage=[1, -1, 0.5],
+        labels=[{"type": "x"}, None, {"type": "y"}], text=["one", "two", "three"],
     )  # fmt: skip
     assert (table.roles, table.role.tolist()) == (("b", "a"), [0, 1, 0])
     assert (table.policies, table.policy.tolist()) == (("p1", "p0"), [0, 1, 0])
@@ -353,6 +354,7 @@ def test_a_learners_table_says_what_it_was_given_and_plain_values_else():
     assert table.advantage.tolist() == [1.0, -1.0, 0.5] and table.length.tolist() == [1, 2, 1]
     assert table.temperature.tolist() == [1.0] * 3 and table.readable.all() and table.sound.all()
     assert not table.truncated.any() and table.kept is None and table.penalty is None
+    assert table.labels == ({"type": "x"}, None, {"type": "y"}) and table.take([2]).text == ("three",)
 
 
 def test_the_numbers_of_a_table_enter_jit_and_columns_come_back(table):
