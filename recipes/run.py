@@ -42,7 +42,9 @@ SAMPLES = 2  # episodes of each test problem
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "runs of every arm, with seeds from 0 on", lower_bound=1)
 flags.DEFINE_string("root", "runs/recipes", "the directory that holds the runs")
-flags.DEFINE_string("arms", "", "arms to train, with commas between; none: all")
+flags.DEFINE_list(
+    "arms", [], "arms to train, with commas between, and quotes round a name with a comma; none: all"
+)
 
 
 def trained(config: RunConfig, folder: Path) -> None:
@@ -184,8 +186,7 @@ def main(_: None, left: list[str]) -> None:
     """The command."""
     if len(left) != 1:
         raise ConfigError(["give one recipe: python -m recipes.run NAME"])
-    arms = [arm for arm in FLAGS.arms.split(",") if arm]
-    run(left[0], FLAGS.seeds, Path(FLAGS.root), arms)
+    run(left[0], FLAGS.seeds, Path(FLAGS.root), FLAGS.arms)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,16 @@ def test_what_is_no_recipe_is_told_in_a_line(name, tmp_path):
         run(name, 1, tmp_path)
 
 
+def test_every_arm_can_be_named_one_with_a_comma_too():
+    """Quotes keep a name together, as in a line of a CSV file."""
+    said = ",".join(f'"{arm}"' for arm in find("unitymas_o").arms)
+    assert runner.FLAGS["arms"].parser.parse(said) == [*find("unitymas_o").arms]
+    assert (
+        runner.FLAGS["arms"].parser.parse("agent,task") == ["agent", "task"]
+        and runner.FLAGS["arms"].default == []
+    )
+
+
 def test_an_arm_that_does_not_exist_is_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(ConfigError, match="'agents' is no arm of dr_mas"):
         run("dr_mas", 1, tmp_path, ["agents"])
