@@ -21,6 +21,7 @@ _DAPO_HEAD = (
 )
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
+_LEVEL = 2**31 - 1  # the largest that is stored
 _TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
@@ -155,6 +156,8 @@ def generic(row: Row) -> Fields:
     from marl_jax.rewards.math.boxed import extract_boxed
 
     meta, level = row.get("meta"), row.get("level")
+    if type(level) is int and abs(level) > _LEVEL:
+        raise RowError(f"field 'level' is {level}; it must lie in -{_LEVEL} to {_LEVEL}")
     fields: Fields = {
         "question": text(row, *_QUESTION),
         "meta": (meta if isinstance(meta, dict) else {}) | _source_id(row, "id"),

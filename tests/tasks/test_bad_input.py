@@ -91,6 +91,7 @@ BROKEN_ROWS = [
         },
         "its tests cannot be run: test 2: call='1' is not",
     ),
+    ("jsonl", {"question": "1?", "gold": "1", "level": 2**31}, "field 'level' is 2147483648; it must lie in"),
     ("jsonl", {"question": "1?", "answer": [1]}, "field 'answer' is list, not text"),
     ("jsonl", {"prompt": "1?", "tests": ["assert f(1) == 2"], "setup": 5}, "field 'setup' is int, not text"),
     ("jsonl", {"prompt": "1?", "tests": ["assert f(1) == 2"], "setup": ["x"]}, "field 'setup' is list, not"),
