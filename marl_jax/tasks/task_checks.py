@@ -22,9 +22,11 @@ def check_task(task: Task, family: Family | None = None, graded: bool = True) ->
     if task.family not in ((family,) if family else ("math", "code")):
         raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
     check_text("question", task.question)
-    if graded and task.family == "code":
+    if not isinstance(task.gold, str):
+        raise RowError(f"field 'gold' is {type(task.gold).__name__}, not text")
+    if task.family == "code" and (graded or task.tests):  # those that are there are run whatever the reward
         _check_tests(task)
-    elif graded:
+    elif task.family == "math" and graded:
         _check_gold(task)
     if not isinstance(task.meta, Mapping):
         raise RowError(f"field 'meta' is {type(task.meta).__name__}, not a dict")

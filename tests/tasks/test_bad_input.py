@@ -506,6 +506,17 @@ def test_a_code_task_of_ones_own_needs_tests_that_can_be_run(tests, message):
         refuse_tasks([replace(sound, public_tests=tests)], "code", f"task 0 (id 't0'): {message}")
 
 
+def test_what_is_there_must_be_sound_where_a_reward_needs_no_answers_or_tests():
+    """Answers are compared and programs run before a reward of one's own sees them."""
+    bare = [Task("t0", "math", "1+1=?"), Task("t0", "code", "Print 2.")]
+    for task in bare:
+        assert check_tasks([task], "own:data", "val", task.family, graded=False) == [task]
+    with pytest.raises(DataError, match="field 'gold' is int, not text"):
+        check_tasks([replace(bare[0], gold=2)], "own:data", "val", "math", graded=False)
+    with pytest.raises(DataError, match="its tests cannot be run: test 1 has the keys"):
+        check_tasks([replace(bare[1], tests=({"mine": 1},))], "own:data", "val", "code", graded=False)
+
+
 def test_of_many_broken_tasks_the_first_are_told_and_the_rest_counted():
     refuse_tasks([replace(SUM, id=f"t{i}", gold="") for i in range(9)], "math", "; and 6 more")
     refuse_tasks(None, "math", "task 0: is NoneType, not a marl_jax.tasks.Task")
