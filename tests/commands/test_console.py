@@ -51,6 +51,15 @@ def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
     assert (run.returncode, run.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("words", ["marl_jax docs glossary", "experiments.train --helpshort"])
+def test_a_command_whose_output_is_closed_ends_in_silence(words):
+    """As a service may start one."""
+    env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", *words.split()]
+    run = subprocess.run(command, stderr=subprocess.PIPE, env=env)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 def test_a_command_runs_from_a_folder_of_ones_own(tmp_path):
     (tmp_path / "mine.py").write_text("def carry(graded):\n    return [1.0 for one in graded]\n")
     asked = ["plan", "--config=micro:voting-isolated-xs-math", "--config.rewards.name=mine:carry"]
