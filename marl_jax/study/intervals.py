@@ -161,7 +161,9 @@ def _two_way(values: Array) -> tuple[float, float]:
     free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
     a, b, e = squares = sums / free
     both = a + b - e
-    return max([(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)])
+    candidates = [(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)]
+    largest = max(candidates)[0]
+    return largest, min(freedom for square, freedom in candidates if square >= largest * (1 - 1e-12))
 
 
 def pass_at_k(

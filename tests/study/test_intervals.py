@@ -179,6 +179,7 @@ def test_noise_that_cancels_in_every_row_and_column_is_noise(values):
     [  # A is 3 by_seed^2, B 3 by_problem^2, E 6: the largest of A + B - E and each alone
         (1, 0, 6, 4),
         (0, 1, 6, 4),
+        (math.sqrt(2), 0, 6, 2),  # as much as the noise: the fewer degrees of freedom
         (10, 0, 300, 2),
         (0, 10, 300, 2),
         (2, 3, 33, 33**2 / (12**2 / 2 + 27**2 / 2 + 6**2 / 4)),
