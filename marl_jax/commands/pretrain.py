@@ -19,6 +19,7 @@ from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import save_hf
 from marl_jax.models.hf import write_json
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.own import own_function
 from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
@@ -36,6 +37,11 @@ def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
     recipe, problems = fields.change(load_base(spec, "get_recipe", Recipe, texts), texts)
     if problems:
         raise ConfigError(problems)
+    try:
+        for name in recipe.lessons:
+            own_function(name, "lesson")
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
     return recipe, rest
 
 

@@ -8,7 +8,7 @@ Rows are packed into a few long ones, so that little is computed over padding; e
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +17,34 @@ import optax
 from annotated_types import Ge, Le
 
 from marl_jax import fields
-from marl_jax.fields import Count
+from marl_jax.errors import UserError
+from marl_jax.fields import Count, NotNegative, Positive, Whole
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.weight_table import Tree
 from marl_jax.own import own_function
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import History, rows, with_lessons
 
+PATIENCE = 1000  # histories in turn that are too long for a row
+
+
+class RecipeError(UserError, ValueError):
+    """No base can be made by the recipe; the text is one line."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All settings of a base model."""
 
-    scale: str  # which size of model
+    scale: Literal["xs", "s", "m"]  # which size of model
     steps: Count  # of the optimiser
-    learning_rate: float = 3e-3  # at the top of the cosine
-    final_ratio: float = 0.1  # final learning rate, as a share of it
-    warmup_steps: int = 50  # linear
-    weight_decay: float = 0.01  # of AdamW
+    learning_rate: Positive = 3e-3  # at the top of the cosine
+    final_ratio: NotNegative = 0.1  # final learning rate, as a share of it
+    warmup_steps: Whole = 50  # linear
+    weight_decay: NotNegative = 0.01  # of AdamW
     rows: Count = 8  # packed ones, per step
     length: Count = 256  # of a packed row; the few histories that are longer are left out
-    prompt_weight: float = 0.1  # of prompt tokens in the loss, next to sampled ones
+    prompt_weight: NotNegative = 0.1  # of prompt tokens in the loss, next to sampled ones
     math_levels: tuple[int, ...] = (1,)  # of micro_math
     code_levels: tuple[int, ...] = (1, 2)  # of micro_code
     # A user's prompts with their answers, each "module:function"; see `transcripts.Lesson`.
@@ -48,6 +55,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         fields.check(self)
+        if not self.levels:
+            raise ValueError("math_levels and code_levels are empty: give levels of one of them")
 
     @property
     def levels(self) -> dict[str, tuple[int, ...]]:
@@ -89,8 +98,17 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
     stream = rows(tokenizer, **options)
     if lessons := [own_function(name, "lesson") for name in recipe.lessons]:
         stream = with_lessons(stream, tokenizer, lessons, recipe.lesson_share, **options)
-    fitting = (row for row in stream if len(row.tokens) <= recipe.length)
-    return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
+    return pack(_fitting(stream, recipe.length), recipe.rows, recipe.length, recipe.prompt_weight)
+
+
+def _fitting(stream: Iterable[History], length: int) -> Iterator[History]:
+    longer = 0
+    for row in stream:
+        longer = longer + 1 if len(row.tokens) > length else 0
+        if longer == PATIENCE:
+            raise RecipeError(f"length is {length}: {longer} histories in turn are longer, so raise it")
+        if not longer:
+            yield row
 
 
 def pack(stream: Iterable[History], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:

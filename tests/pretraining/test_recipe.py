@@ -16,7 +16,7 @@ from study_folders import write_run
 from marl_jax.config.run_config import load_file
 from marl_jax.models import ModelConfig, forward, init, load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
-from marl_jax.pretraining.recipe import batches, pack, train
+from marl_jax.pretraining.recipe import Recipe, RecipeError, batches, pack, train
 from marl_jax.pretraining.transcripts import History
 
 TOKENIZER = build_micro_tokenizer()
@@ -78,6 +78,11 @@ def test_the_rows_of_a_committed_base_are_still_what_they_were(scale):
     assert digest.hexdigest() == FIRST_ROWS[scale]
 
 
+def test_rows_that_hold_no_history_are_refused():
+    with pytest.raises(RecipeError, match="length is 8: 1000 histories in turn are longer"):
+        next(batches(Recipe("xs", steps=1, length=8), TOKENIZER))
+
+
 def test_every_scale_has_a_recipe_and_another_is_refused_by_name():
     get_recipe, scale = load_file("configs/micro.py:s", "get_recipe")
     assert scale == "s"
@@ -117,6 +122,16 @@ def test_the_command_writes_a_base_that_loads_and_says_how_it_was_made(tmp_path,
             ["--config=configs/micro.py:xs", "--config.steps=-1", "--config.rows=0"],
             "steps is -1; it must be at least 1\n  rows is 0; it must be at least 1",
         ),
+        (
+            ["--config=configs/micro.py:xs", "--config.scale=0.6b"],
+            "scale is '0.6b'; it must be 'xs' or 's' or 'm'",
+        ),
+        (["--config=configs/micro.py:xs", "--config.learning_rate=-1"], "learning_rate is -1"),
+        (
+            ["--config=configs/micro.py:xs", "--config.math_levels=", "--config.code_levels="],
+            "math_levels and code_levels are empty",
+        ),
+        (["--config=configs/micro.py:xs", "--config.lessons=nowhere:f"], "cannot import module 'nowhere'"),
         (["--config=configs/micro.py:xs", "--out="], "--out is missing: give the directory"),
         (["--config=configs/micro.py:xs", "--samples=0"], "--samples=0: 0 is not a positive integer"),
         (["--config=configs/micro.py:xs", "--sample=1"], "Unknown command line flag 'sample'"),
