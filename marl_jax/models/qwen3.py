@@ -72,10 +72,10 @@ def hidden_states(
     config: ModelConfig,
     tokens: ArrayLike,
     *,
-    positions: jax.Array | None = None,
-    segment_ids: jax.Array | None = None,
+    positions: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
     adapters: Tree | None = None,
-    adapter_index: jax.Array | None = None,
+    adapter_index: ArrayLike | None = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
     attention: str | None = None,
@@ -99,9 +99,12 @@ def hidden_states(
         raise TypeError(f"tokens are {tokens.dtype}; token ids are integers")
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    positions = jnp.asarray(positions)
+    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
     chex.assert_equal_shape([tokens, positions] + ([] if segment_ids is None else [segment_ids]))
     select = None
     if adapters is not None and adapter_index is not None:
+        adapter_index = jnp.asarray(adapter_index)
         chex.assert_shape(adapter_index, tokens.shape[:1])
         select = lora_lib.select_rows(adapter_index, adapters, adapter_scale)
         adapters = lora_lib.by_layer(adapters)

@@ -11,6 +11,7 @@ import pytest
 from closeness import close, close_trees
 
 from marl_jax.models import ModelConfig, forward, init, qwen3
+from marl_jax.models.lora import init_lora
 from marl_jax.models.weight_table import abstract
 
 forward = jax.jit(forward, static_argnums=1, static_argnames="remat")
@@ -50,6 +51,16 @@ def test_tokens_may_be_lists_or_numpy_arrays(params, form):
     row = np.array(tokens(2, 5))
     logits = qwen3.forward(params, CONFIG, form(row))
     np.testing.assert_array_equal(logits, qwen3.forward(params, CONFIG, jnp.array(row)))
+
+
+def test_positions_segments_and_adapters_of_rows_may_be_lists(params):
+    adapters = init_lora(0, CONFIG, rank=1, num_adapters=1)
+    of_rows = {"positions": [[0, 1, 0]], "segment_ids": [[1, 1, 2]], "adapter_index": [0]}
+    arrays = {name: np.array(rows) for name, rows in of_rows.items()}
+    logits = qwen3.forward(params, CONFIG, [[1, 2, 3]], adapters=adapters, **of_rows)
+    np.testing.assert_array_equal(
+        logits, qwen3.forward(params, CONFIG, [[1, 2, 3]], adapters=adapters, **arrays)
+    )
 
 
 @pytest.mark.parametrize(
