@@ -292,8 +292,18 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
 
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
-    """Of the weights and the configuration of a model's directory."""
-    return _digest(located(directory), lambda name: name.endswith(".safetensors") or name == "config.json")
+    """Of the weights and the configuration of a model's directory, and of ends of texts that stand elsewhere."""
+    place = located(directory)
+    digest = _digest(place, lambda name: name.endswith(".safetensors") or name == "config.json")
+    stated, more = (_ends(place / name) for name in ("config.json", "generation_config.json"))
+    return digest if more in (None, stated) else hashlib.sha256(f"{digest} {more}".encode()).hexdigest()
+
+
+def _ends(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):  # the loading of the model says so
+        return None
 
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:

@@ -345,6 +345,17 @@ def test_the_folder_of_several_seeds_says_where_its_runs_are(tmp_path):
         folder.read(tmp_path)
 
 
+def test_the_digest_of_a_model_holds_the_ends_of_texts_that_stand_beside_its_configuration(tmp_path):
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    plain = folder.digest_model(tmp_path)
+    seen = []
+    for ends in ("2", "null", "3", "[2, 3]", "[2, 4]"):
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ends}, "temperature": 0.6}}')
+        seen.append(folder.digest_model(tmp_path))
+    assert seen[:2] == [plain, plain]
+    assert len({plain, *seen}) == 4
+
+
 def test_digests_follow_the_files_that_matter(tmp_path):
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"):
         (tmp_path / name).write_text(name)
