@@ -50,7 +50,7 @@ def readings(text: str) -> Iterator[Node]:
         yield read(_LETTER.sub(r"{\1}", text))
     if node[0] == "list" and all(item[0] == "equation" and len(item[1]) == 2 for item in node[1]):
         names, values = zip(*(item[1] for item in node[1]))
-        if "".join(names) in _COORDINATES:
+        if all(len(name) == 1 for name in names) and list(names) == sorted(set(names)):
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
     joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
     if joint and (both := _common(text, node[1])) is not None:  # x \ne 1, x > 0, too
@@ -88,7 +88,6 @@ def read(text: str) -> Node:
 # --- structure ------------------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
-_COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
 _CHOICE = r"[A-J]|\\textcircled\{\d+\}"
 _CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?:, ?and |, ?| and )(?:{_CHOICE}|\([A-J]\)))+")
@@ -122,7 +121,7 @@ _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?(?:_\{{(?:max|min)\}})?"
     rf"|\|[A-Z]{{1,3}}\||\({_NAME}(?:,\s*{_NAME})+\)"
-    r"|[A-Z]{1,3}(?:\s*:\s*[A-Z]{1,3})+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
+    r"|[A-Z]{1,3}(?:_\d)?(?:\s*:\s*[A-Z]{1,3}(?:_\d)?)+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
 # A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle, an integral, a sum, a
