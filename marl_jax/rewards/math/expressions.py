@@ -291,6 +291,14 @@ def _factorial(n: Fraction) -> int:
     return math.factorial(_whole(n))
 
 
+def _double_factorial(n: Fraction) -> int:
+    if n > 2000:
+        raise TooBig
+    if n < -1:
+        raise NoValue
+    return math.prod(range(_whole(n), 0, -2))
+
+
 def _binomial(above: Fraction, below: Fraction) -> int:
     n, k = _whole(above), _whole(below)
     if min(k, n - k) * n.bit_length() > MAX_BITS:  # of the value, at most
@@ -310,6 +318,7 @@ EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor": math.floor,
     "ceil": math.ceil,
     "!": _factorial,
+    "!!": _double_factorial,
     "binom": _binomial,
     "gcd": lambda *v: math.gcd(*map(_whole, v)),
     "lcm": lambda *v: math.lcm(*map(_whole, v)),

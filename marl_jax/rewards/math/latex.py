@@ -185,7 +185,9 @@ class _Parser:
         while True:
             if self.next() == "!":
                 self.take()
-                base, raised = ("f", "!", base), False
+                double = self.next() == "!"
+                self.at += double
+                base, raised = ("f", "!!" if double else "!", base), False
             elif self.next() == "^" and not raised:
                 raised = True
                 self.take()

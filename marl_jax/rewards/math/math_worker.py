@@ -29,8 +29,9 @@ FORBIDDEN = (  # audit events, by their beginning
 )
 
 SYMPY = {  # our names of functions -> sympy's, where they differ
-    **{"+": "Add", "*": "Mul", "!": "factorial", "abs": "Abs", "ceil": "ceiling", "ln": "log", "max": "Max"},
-    **{"min": "Min", "binom": "binomial", "arcsin": "asin", "arccos": "acos", "arctan": "atan"},
+    **{"+": "Add", "*": "Mul", "!": "factorial", "!!": "factorial2", "abs": "Abs", "ceil": "ceiling"},
+    **{"ln": "log", "max": "Max", "min": "Min", "binom": "binomial"},
+    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan"},
 }
 X, TWO = ["v", "x0"], ["n", "2/1"]
 WARM_UP = (  # the first comparisons load half of the library
