@@ -305,7 +305,7 @@ def _relation(text: str) -> Node:
         return _text(text)
     if set(signs) == {"="}:
         return ("equation", tuple(parts))
-    if signs == ["\\in"] and is_label(parts[0]):
+    if signs == ["\\in"] and (_VARIABLE.fullmatch(parts[0]) or (text[0] == "(" and is_label(parts[0]))):
         return read(parts[1])
     if signs == ["\\ne"] and _VARIABLE.fullmatch(parts[0]) and parts[0] not in _CONSTANTS:
         reals, points = read(f"-\\infty<{parts[0]}<\\infty"), ("set", _items(parts[1]))
