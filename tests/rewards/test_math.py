@@ -770,6 +770,7 @@ DIFFERENT = {
         ("15", "5"),
         ("1 2", "12"),
         ("The answer is not 5", "5"),
+        (r"\text{not }x=5", "5"),
         ("5 but not 6", "5"),
         ("not Monday", "Monday"),
         (r"\text{none}", "0"),

@@ -368,7 +368,8 @@ def unbraced(text: str) -> str:
 
 def is_label(text: str) -> bool:
     """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area, A \\cap B; \\pi is a value."""
-    return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip())) and text.strip() != "\\pi"
+    named = len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
+    return named and text.strip() != "\\pi" and "not" not in text.split()
 
 
 def is_asked(text: str, value: str = "") -> bool:
