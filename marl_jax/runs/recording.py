@@ -11,7 +11,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.rollouts import ToolLog, write_episodes
 from marl_jax.rollouts.transcript import Decoders
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import path_errors
+from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.table import Table
 
 
@@ -39,7 +39,10 @@ def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, 
 def tool_log(folder: Path, name: str) -> ToolLog:
     """The results of tools in a step or an evaluation; each process writes one file, and reads those of all."""
     file = f"host{hosts.index()}-{name}" if hosts.index() else name
-    return ToolLog(folder / "tools" / f"{file}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))
+    try:
+        return ToolLog(folder / "tools" / f"{file}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))
+    except ValueError as error:
+        raise FolderError(str(error)) from None
 
 
 def _write(

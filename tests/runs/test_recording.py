@@ -10,7 +10,7 @@ from marl_jax.config.run_config import load_config
 from marl_jax.rollouts import CallRecord, Episode, Table, read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.recording import record_evaluation, record_step
+from marl_jax.runs.recording import record_evaluation, record_step, tool_log
 from marl_jax.task import Task
 
 
@@ -59,6 +59,13 @@ def test_a_file_where_the_folder_of_episodes_shall_be_is_told_in_a_line(tmp_path
     (tmp_path / "episodes").write_text("")
     with pytest.raises(FolderError, match="episodes"):
         record_step(tmp_path / "episodes", config_of(), 1, table_of(1, 1), decode, [None])
+
+
+def test_results_of_tools_that_cannot_be_read_are_told_in_a_line(tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "step-3.jsonl").write_text("{]\n")
+    with pytest.raises(FolderError, match=r"step-3.jsonl'.*line 1: .*without the file the tools run again"):
+        tool_log(tmp_path, "step-3")
 
 
 def test_of_every_evaluation_the_same_problems_are_there(tmp_path):
