@@ -29,7 +29,7 @@ from absl import logging
 from marl_jax import hosts
 from marl_jax.errors import UserError
 from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomically
-from marl_jax.run_folder.folder import path_errors
+from marl_jax.run_folder.folder import check_held, path_errors
 from marl_jax.threads import Workers
 
 Tree = Any
@@ -194,6 +194,7 @@ class Checkpoints:
                 os.rename(place, self.directory / str(step))
                 sync_directory(self.directory)
         except BaseException:
+            check_held(self.directory.parent)  # a folder that was moved meanwhile is the reason
             if old.exists() and not (self.directory / str(step)).exists():  # of a step that is saved again
                 os.rename(old, self.directory / str(step))
             for rest in self.directory.glob(f"{place.name}*"):  # under Orbax's temporary name, too

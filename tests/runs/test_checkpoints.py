@@ -28,6 +28,7 @@ from marl_jax.policies import PolicySpec, init_policies
 from marl_jax.run_folder import checkpoints, files
 from marl_jax.run_folder.checkpoints import CheckpointError, Checkpoints, restore, steps
 from marl_jax.run_folder.files import DiskFull
+from marl_jax.run_folder.folder import FolderError, open_folder
 
 
 class State(flax.struct.PyTreeNode):
@@ -202,6 +203,22 @@ def test_a_kill_between_the_two_names_of_a_step_that_is_saved_again_loses_nothin
     Checkpoints(saved, latest=10).close()
     assert sorted(path.name for path in saved.iterdir()) == ["1", "3"]
     assert_same(restore(saved, 3, blank(trees()))[0], trees(3))
+
+
+def test_a_folder_that_is_moved_during_a_save_is_the_reason_that_is_told(tmp_path, monkeypatch):
+    digest = checkpoints._digest
+
+    def moved(path, sync=False):
+        if (tmp_path / "run").exists():
+            (tmp_path / "run").rename(tmp_path / "moved")
+        return digest(path, sync)
+
+    monkeypatch.setattr(checkpoints, "_digest", moved)
+    with open_folder(tmp_path / "run") as folder:
+        store = Checkpoints(folder / "checkpoints")
+        store.save(1, trees(), {})
+        with pytest.raises(FolderError, match="no longer the folder that this run began in"):
+            store.close()
 
 
 def test_an_error_between_the_two_names_puts_the_old_one_back(saved, monkeypatch):
