@@ -121,13 +121,16 @@ def make_halves(
 
 
 def start(config: RunConfig, *, parts: Parts | None = None) -> State:
-    """The state before the first step, as a run of this configuration begins."""
+    """The state before the first step, as a run of this configuration begins; its arrays are its own: donate them."""
     parts = parts or load_parts(config)
     policies = parts.start(config.seed)
     trees = {name: policies[name] for name in parts.trained}
     learner = Learner(Qwen3(parts.model, parts.lora_scale), config.learner, config.policies.map)
     anchored = config.learner.interventions.kl_coef
-    return state_of(parts, trees, learner.init(trees), references=parts.references(trees) if anchored else {})
+    state = state_of(
+        parts, trees, learner.init(trees), references=parts.references(trees) if anchored else {}
+    )
+    return jax.tree.map(jnp.copy, state)  # policies share a base, and `parts` keep it
 
 
 def state_of(

@@ -9,6 +9,7 @@ import pytest
 
 from marl_jax import compiled
 from marl_jax.config.run_config import load_config
+from marl_jax.runs.loading.parts import load_parts
 
 HERE = Path(__file__).parent
 
@@ -23,6 +24,28 @@ def test_without_any_it_leaves_the_state_that_it_was_given():
     after, *_ = halves.learn("p0", state, columns)
     leaves = [leaf for leaf in jax.tree.leaves((state, after)) if isinstance(leaf, jax.Array)]
     assert leaves and not any(leaf.is_deleted() for leaf in leaves)
+
+
+DONATED = {
+    "adapters on one base": (
+        "voting-isolated-xs-math",
+        {"policies.train": "lora", "policies.lora_rank": "2"},
+    ),
+    "an anchor": ("single-shared-xs-math", {"learner.interventions.kl_coef": '{"generator": 0.1}'}),
+    "a frozen policy": ("voting-isolated-xs-math", {"policies.frozen_roles": "aggregator"}),
+}
+
+
+@pytest.mark.parametrize("what", DONATED)
+def test_a_state_at_the_start_can_be_donated_and_made_again(what):
+    cell, changes = DONATED[what]
+    config = load_config(f"configs/micro.py:{cell}", [*changes.items()])
+    parts, moved = (
+        load_parts(config),
+        jax.jit(lambda state: jax.tree.map(jnp.negative, state), donate_argnums=0),
+    )
+    one, other = (moved(compiled.start(config, parts=parts)) for _ in range(2))
+    assert all(bool(jnp.array_equal(*pair)) for pair in zip(*map(jax.tree.leaves, (one, other))))
 
 
 @pytest.mark.campaign
