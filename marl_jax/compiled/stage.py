@@ -182,6 +182,7 @@ class Stage:
         """Go on by the script in which the one call says `texts[which]`, `which` being Int[E]."""
         if len(self._scripts) > 1:
             raise NoArrayForm("a workflow whose path follows from two plans has no form in arrays")
+        which = _of_episodes(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = said._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
         self._place, self._path = [dict(self._place[0]) for _ in texts], which

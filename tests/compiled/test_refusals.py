@@ -154,6 +154,22 @@ def test_a_form_that_is_not_its_workflow_is_refused(what):
         make_step(config, parts=dataclasses.replace(parts, workflow=own))
 
 
+@pytest.mark.parametrize("which", [lambda plan: plan.count, lambda plan: 1, lambda plan: plan.count[0, 0]])
+def test_a_form_that_follows_no_number_for_each_episode_is_refused(which):
+    config = load_config("configs/micro.py:orch_workers-shared-xs-math")
+    parts = load_parts(config)
+
+    def form(stage, workers):
+        plan = stage.say()
+        stage.follow(plan, [""] * (workers + 1), which(plan))
+
+    own = dataclasses.replace(parts.workflow, in_arrays=form)
+    with pytest.raises(
+        NoArrayForm, match=r"stage\.follow takes the number of a text for each episode, \[E\], not"
+    ):
+        make_step(config, parts=dataclasses.replace(parts, workflow=own))
+
+
 def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
     config = load_config("configs/micro.py:voting-isolated-xs-math")
     parts = load_parts(config)
