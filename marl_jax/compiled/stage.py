@@ -233,6 +233,8 @@ class Stage:
             given = self._tasks.forced.reshape(self.episodes, *self._tasks.forced.shape[2:])
             forced = jnp.stack([given[jnp.arange(self.episodes), call] for call in calls], axis=1)
             forced = forced.reshape(len(made), -1)[:, : settings.max_new_tokens]
+            sampled = settings.max_new_tokens - forced.shape[1]
+            forced = jnp.pad(forced, ((0, 0), (0, sampled)), constant_values=-1)
         every = lambda value, dtype: jnp.full(len(made), value, dtype)
         lanes = Lanes(
             token=None,

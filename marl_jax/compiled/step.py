@@ -51,7 +51,7 @@ class Tasks(flax.struct.PyTreeNode):
     question_size: Any  # Int[T]
     reference: Any  # Int[T], the answers of math; of code the `rewards.arrays.Tests` of the programs
     id: Any  # uint32 [T], the same in any batch
-    forced: Any = None  # Int[T, samples, calls, M]: forced tokens of calls, -1 where they are sampled
+    forced: Any = None  # Int[T, samples, calls, M]: forced tokens of calls; sampled at -1 and behind them
 
 
 Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]
