@@ -232,9 +232,10 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
 
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
     """From the numbers of calls Int[E, n] to what keys their noise, uint32 [E, n, 2]."""
-    if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
-        if key.ndim != 4:
-            raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
+    typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+    if key.size != 1 if typed else np.ndim(key) != 4:
+        raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
+    if not typed:
         if key.shape != (wanted := (len(tasks.id), cast.samples, count_calls(cast), 2)):
             raise TypeError(
                 f"the words of the key are of {_sizes(key.shape)}, and a step has {_sizes(wanted)}: cut words and "

@@ -199,8 +199,9 @@ def test_a_step_has_the_same_types_where_jax_has_64_bits():
 def test_a_key_of_another_form_is_refused():
     config = load_config("configs/micro.py:single-shared-xs-math")
     _, tasks = next(batches(config))
-    with pytest.raises(TypeError, match=r"neither one of jax\.random\.key nor the words"):
-        jax.eval_shape(make_step(config), start(config), jax.random.PRNGKey(0), tasks)
+    for key in (jax.random.PRNGKey(0), jax.random.split(jax.random.key(0))):
+        with pytest.raises(TypeError, match=r"neither one of jax\.random\.key nor the words"):
+            jax.eval_shape(make_step(config), start(config), key, tasks)
 
 
 def test_words_of_other_problems_than_those_of_the_step_are_refused():
