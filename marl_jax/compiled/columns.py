@@ -170,6 +170,11 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     Texts are read here by the hosted readers; grades, rewards and advantages are those of the device.
     """
     columns = jax.tree.map(np.asarray, columns)
+    if (shape := columns.answer.shape) != (len(tasks) * cast.samples,):
+        raise ValueError(
+            f"columns of {list(shape)} episodes are not those of {len(tasks)} problems by {cast.samples} samples: give "
+            "the problems of their step, and where seeds or devices have an axis, one of them at a time"
+        )
     places, made = len(columns.cues), np.flatnonzero(columns.table.length)
     # Episodes and problems of a shard count from 0 in its own columns; rows count over all shards.
     table, (owner, place) = columns.table.take(made), np.divmod(made, places)

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.compiled import NoArrayForm, batches, cast_of, make_step, start, tasks_of
+from marl_jax.compiled import (
+    NoArrayForm,
+    batches,
+    cast_of,
+    make_halves,
+    make_step,
+    problems,
+    start,
+    tasks_of,
+    to_host,
+)
 from marl_jax.compiled.cast import rates
 from marl_jax.compiled.stage import OUTSIDE, Line, Said
 from marl_jax.compiled.step import _integers
@@ -212,6 +222,19 @@ def test_words_of_other_problems_than_those_of_the_step_are_refused():
     fewer = np.concatenate([words, words], axis=2)
     with pytest.raises(TypeError, match=r"by 8 samples by 2 calls, and a step has 4 .* by 1 calls"):
         jax.eval_shape(make_step(config), start(config), fewer, tasks)
+
+
+def test_columns_of_other_problems_or_of_several_seeds_are_refused():
+    config = load_config("configs/micro.py:single-shared-xs-math", [("data.problems", "2")])
+    cast, of_step = cast_of(config), next(problems(config))
+    played = jax.eval_shape(make_halves(config).play, start(config), *next(batches(config)))[0]
+    columns = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), played)
+    seeds = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), columns)
+    for given, tasks in ((columns, of_step[:1]), (columns, [*of_step, *of_step]), (seeds, of_step)):
+        with pytest.raises(
+            ValueError, match=r"columns of \[.*16\] episodes are not those of . problems by 8 samples"
+        ):
+            to_host(cast, given, tasks)
 
 
 def test_questions_without_room_and_what_is_no_configuration_are_refused():
