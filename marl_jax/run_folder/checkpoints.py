@@ -337,7 +337,9 @@ def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
     with _alone():
         metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
-        there = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata[name].items()}
+        there = {
+            key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata.get(name, {}).items()
+        }
         needed = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
         for key in sorted(there.keys() | needed.keys()):
             if there.get(key) != needed.get(key):

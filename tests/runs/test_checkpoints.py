@@ -404,6 +404,21 @@ def test_nothing_to_restore_and_nothing_that_fits_are_told(saved, tmp_path_facto
         restore(saved, "latest", {})
 
 
+def test_a_state_without_arrays_does_not_fit_one_that_has_some(tmp_path):
+    weights = {"w": jnp.ones(3)}
+    plain, adam = (
+        transformation(c).init(weights) for c in (OptimiserConfig("sgd", b1=0.0), OptimiserConfig())
+    )
+    store = Checkpoints(tmp_path)
+    store.save(1, {"learner": LearnerState(plain, None, steps=1)}, {"step": 1})
+    with pytest.raises(CheckpointError, match=r"does not fit: 'learner' optimiser.*nothing there"):
+        store.resume({"learner": LearnerState(adam, None)})
+    assert_same(
+        store.resume({"learner": LearnerState(plain, None)})[0]["learner"], LearnerState(plain, None, 1)
+    )
+    store.close()
+
+
 def test_a_full_disk_stops_with_a_clear_message_and_harms_nothing(saved, monkeypatch):
     store = Checkpoints(saved, latest=10)
 
