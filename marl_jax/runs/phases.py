@@ -85,9 +85,9 @@ class Phases:
                 directory, step = checkpoint_of(asked)
                 like = {policy: trees[policy] for policy in policies}
                 specs = {policy: self._parts.specs[policy] for policy in like}
-                if other := misfit(directory / str(step), {"policies": like}) or other_base(
-                    directory.parent, specs
-                ):
+                if other := misfit(
+                    directory / str(step), {"policies": _held(directory, step, like, trees)}
+                ) or other_base(directory.parent, specs):
                     raise FolderError(
                         f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(like)}: {other}; take "
                         "a run with the same policies, or name those in the phase's policies"
@@ -100,7 +100,7 @@ class Phases:
         phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
         moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
         if phase.start != "last":
-            source = self._weights(phase.start, {name: trees[name] for name in moving})
+            source = self._weights(phase.start, {name: trees[name] for name in moving}, trees)
             trees |= {name: _copied(source[name]) for name in moving}
         if phase.copies:  # all at once, so that two may change places
             there = self._parts.frozen_trees() | trees
@@ -113,7 +113,7 @@ class Phases:
         if phase.reference == "start":
             reference = {name: _copied(tree) for name, tree in trees.items()}
         elif phase.reference != "base":
-            reference = self._weights(phase.reference, trees)
+            reference = self._weights(phase.reference, trees, trees)
         return dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
 
     def references(self, phase: Phase, state: State) -> dict[str, Tree] | None:
@@ -179,13 +179,19 @@ class Phases:
         ]
         return Collected(wanted)
 
-    def _weights(self, source: str, like: Mapping[str, Tree]) -> dict[str, Tree]:
-        """The trees of these policies: at their base, or as a checkpoint of a run has them."""
+    def _weights(self, source: str, like: Mapping[str, Tree], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+        """The trees of some of these policies: at their base, or as a checkpoint of a run has them."""
         if source == "base":
             start = self._parts.start(self._config.seed)
             return {name: start[name] for name in like}
         directory, which = checkpoint_of(source)
-        return restore(directory, which, {"policies": dict(like)})[0]["policies"]
+        there = restore(directory, which, {"policies": _held(directory, which, like, trees)})[0]["policies"]
+        return {name: there[name] for name in like}
+
+
+def _held(directory: Path, step: int, like: Mapping[str, Tree], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """These of the policies, or all of them where the checkpoint has all."""
+    return dict(like if misfit(directory / str(step), {"policies": trees}) else trees)
 
 
 def checkpoint_of(asked: str) -> tuple[Path, int]:

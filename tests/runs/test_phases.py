@@ -187,6 +187,10 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run_and_be_compared_with_o
     before, compared = (bits(stored(turns, step, trees=("policies",))) for step in (4, 3))
     assert bits(stored(tmp_path / "run", 1, trees=("policies",))) == before
     assert bits(stored(tmp_path / "run", 1, trees=("reference",))) == compared != before
+    alone = ("p0",)  # of a run that trains both; the other stays at its base
+    phased(base, tmp_path / "half", Phase(1, policies=alone, start=f"{turns}@4", learner=nothing))
+    half, second = ((tmp_path / "half", 1), (turns, 2))  # when only p0 had moved there
+    assert bits(stored(*half, trees=("policies",))) == bits(stored(*second, trees=("policies",)))
     with pytest.raises(FolderError, match=r"must be RUN@STEP with a step of .* there is: 1, 2, 3, 4, 5"):
         phased(base, tmp_path / "other", Phase(1, start=f"{turns}@9"))
     alone = dataclasses.replace(tiny_config(base).policies, map={"generator": "p0", "aggregator": "p0"})
