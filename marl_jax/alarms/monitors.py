@@ -180,7 +180,9 @@ def _nothing_to_learn(past: History, limits: Limits) -> Found:
         )
         reward = past.last("reward")
         solved = reward and _at_least(mean(reward), limits["solved"])
-        if not groups or not all(idle) or not sum(groups) or solved:
+        unmoved = past.last(f"role/{role}/advantage_zero_share")  # a group of one may be worth its reward
+        taught = unmoved and not _at_least(mean(unmoved), limits["share"])
+        if not groups or not all(idle) or not sum(groups) or solved or taught:
             continue
         share = sum(map(sum, idle)) / sum(groups)
         if _at_least(share, limits["share"]):
@@ -310,8 +312,8 @@ MONITORS = (
     ),
     Monitor(
         "nothing to learn",
-        "{share:.0%} or more of a role's groups have one reward or one member, while the mean outcome is below "
-        "{solved:.0%}",
+        "{share:.0%} or more of a role's groups have one reward or one member, and of its calls no advantage, while "
+        "the mean outcome is below {solved:.0%}",
         {"share": 0.95, "solved": 0.95},
         "{share:.0%} of {groups:,.0f} groups of {who} teach nothing",
         "Calls that are compared with each other earn the same, so the role hardly learns, and mostly noise.",

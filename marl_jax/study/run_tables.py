@@ -201,12 +201,13 @@ def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
 
 
 def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups in which all rewards are equal, at the ends."""
+    """Share of a role's groups in which all rewards are equal, at the ends; those of one may count by their reward."""
     groups, alone, flat = (
         _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
     )
+    counts = (run.config.get("advantages") or {}).get("singleton") == "reward"
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (alone + flat) / groups
+        return (flat if counts else alone + flat) / groups
 
 
 # ---------------------------------------------------------------- what it was

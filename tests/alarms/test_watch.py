@@ -15,6 +15,7 @@ FLAT = {
     "groups/judge/zero_variance": 10,
     "reward": 0.5,
 }
+ALONE = {**FLAT, "groups/judge/singletons": 10, "groups/judge/zero_variance": 0}
 
 
 def rows(count, **columns):
@@ -120,6 +121,8 @@ def test_times_are_never_read():
         ({"role/judge/unreadable_share": [0.1, *[0.2999] * 5]}, None),
         ({**FLAT, "reward": 0.9499}, "nothing to learn"),
         ({**FLAT, "reward": 0.95}, None),
+        ({**ALONE, "role/judge/advantage_zero_share": 0.95}, "nothing to learn"),
+        ({**ALONE, "role/judge/advantage_zero_share": 0.9499}, None),  # advantages.singleton=reward
         ({"reward": [*[0.6] * 3, *[0.5] * 3], "reward/judge": [*[0.1] * 3, *[0.2] * 3]}, "paid for less"),
         ({"reward": [*[0.6] * 3, *[0.51] * 3], "reward/judge": [*[0.1] * 3, *[0.2] * 3]}, None),
     ],

@@ -104,6 +104,20 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
     )
 
 
+def test_a_group_of_one_teaches_where_its_advantage_is_its_reward(tmp_path):
+    counts = {
+        "groups/generator/groups": 8,
+        "groups/generator/singletons": 4,
+        "groups/generator/zero_variance": 2,
+    }
+    for singleton, share in (("zero", "75.0%"), ("reward", "25.0%")):
+        about = config()
+        about["config"]["advantages"] = {"singleton": singleton}
+        run = read_run(write_run(tmp_path / singleton, about=about, lines=[{"step": 1, **counts}]))
+        rows = [row for table in run_tables.tables(run) for row in table.rows]
+        assert [row[1] for row in rows if row[0] == "groups that teach nothing"] == [share]
+
+
 def judged(accuracy, recall_right, recall_wrong):
     """A judge's numbers in an evaluation."""
     choice = {"recall_wrong": recall_wrong, "balanced_accuracy": (recall_right + recall_wrong) / 2}
