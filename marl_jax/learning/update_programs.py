@@ -42,6 +42,7 @@ class Settings:
     chunk: int  # tokens whose logits exist at one time, but one of each sequence at least
     sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
+    in_step: bool = False  # one device of such a mesh that cuts weights, too: loops take as many turns on all
     own: Any = None  # the function of a custom loss, which `loss` has by its name
 
     @classmethod
@@ -50,7 +51,13 @@ class Settings:
         loss = config.loss
         weighed = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
         own = as_static(loss.kind, "loss")
-        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh, own)
+        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh, own=own)
+
+    @property
+    def on_device(self) -> "Settings":
+        """Those of one device along "data" of the mesh."""
+        assert self.mesh is not None
+        return dataclasses.replace(self, mesh=None, in_step=self.mesh.shape["model"] > 1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -58,11 +65,11 @@ class Settings:
 def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
     """Log-prob and entropy, [G, M] each."""
     if settings.mesh is not None:
-        alone = functools.partial(score, dataclasses.replace(settings, mesh=None))
+        alone = functools.partial(score, settings.on_device)
         return _on_each(alone, settings.mesh, "--d")(tree, frozen, batch)
     if batch.table is not None and len(batch.tokens) > 1:
         each = lambda nothing, pack: (nothing, score(settings, tree, frozen, pack))
-        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch)[1])
+        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch, settings.in_step)[1])
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
     return token_logprobs(
@@ -107,9 +114,7 @@ def accumulate(
 ) -> tuple[tuple[Tree, jax.Array], Any]:
     """The carry with the micro-batch added, and (loss, log-probs, entropy); over a mesh, a loss of each device [D]."""
     if settings.mesh is not None:
-        alone = functools.partial(
-            accumulate, dataclasses.replace(settings, mesh=None), anchored=anchored, on_policy=on_policy
-        )
+        alone = functools.partial(accumulate, settings.on_device, anchored=anchored, on_policy=on_policy)
 
         def on_device(carry: Any, tree: Tree, frozen: Tree, batch: MicroBatch, unit: jax.Array) -> Any:
             carry, batch = jax.tree.map(lambda x: x[0], (carry, batch))
@@ -148,13 +153,15 @@ def accumulate(
     if batch.table is None or len(batch.tokens) == 1:
         part, out = add(jax.tree.map(row, parts), batch)
     else:
-        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch)
+        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch, settings.in_step)
         out = (jax.tree.map(lambda x: x.sum(0), losses), *(x[:, 0] for x in values))
     return (jax.tree.map(put, parts, part), denominator + out[0].denominator), out
 
 
-def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch) -> Any:
+def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, in_step: bool) -> Any:
     """As `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, without the empty packs, which come last.
+
+    Where XLA cuts weights, devices wait for all others inside of the loop: `in_step`, it ends when all have ended.
 
     One at a time: on a CPU the buffers of a pack stay in cache, and mapped memory is reused.
     """
@@ -169,6 +176,7 @@ def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch) -> Any:
         return carry, jax.tree.map(put, held[1], value)
 
     filled = jnp.sum(jnp.any(batch.segments != 0, axis=1))
+    filled = jax.lax.pmax(filled, "data") if in_step else filled
     return jax.lax.fori_loop(0, filled, body, (carry, values))
 
 

@@ -72,6 +72,23 @@ exchanges = lambda program: set(re.findall(
 assert [exchanges(score), exchanges(accumulate), exchanges(apply)] == [set(), set(), {"all-reduce"}]
 """
 
+# Devices wait for all others inside of the loop over packs where weights are cut; here they have 3, 2, 2 and 2.
+PACKS = """
+descent = OptimiserConfig("sgd", ScheduleConfig(0.1), b1=0.0)
+batch = BatchConfig((64,), 1024, slice_tokens=64, streams=1)
+rows, ends = make_rows(rng, prompts=33, samples=4), []
+for over in (None, mesh):
+    made = Learner(Qwen3(TINY), LearnerConfig(optimiser=descent, batch=batch), {"generator": "p0"}, mesh=over)
+    tree = jax.tree.map(jnp.asarray, params)
+    if over is not None:
+        tree = jax.tree.map(jax.device_put, params, weight_table.shardings(TINY, over))
+        segments = np.split(made._batches(as_table(rows))[0].arrays.segments, 4)
+        assert [int(np.any(part, axis=1).sum()) for part in segments] == [3, 2, 2, 2]
+    after, *_ = made.step({"p0": tree}, made.init({"p0": tree}), as_table(rows))
+    ends.append(jax.tree.map(np.asarray, after["p0"]))
+close_trees(ends[1], ends[0])
+"""
+
 # All that stands between the gradient and the new weights, here adapters: anchor, balance, clip, AdamW.
 UPDATE = """
 roles = {"generator": "p0", "judge": "p0"}
@@ -102,8 +119,8 @@ assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (e
 @pytest.mark.long
 @pytest.mark.parametrize(
     "script",
-    [GRADIENT, EXCHANGE, pytest.param(UPDATE, marks=pytest.mark.campaign)],
-    ids=["gradient", "exchange", "update"],
+    [GRADIENT, EXCHANGE, PACKS, pytest.param(UPDATE, marks=pytest.mark.campaign)],
+    ids=["gradient", "exchange", "packs", "update"],
 )
 def test_eight_devices_give_what_one_gives(script):
     eight_devices.run("-c", COMMON + script, folder=Path(__file__).parent)
