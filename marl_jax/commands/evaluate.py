@@ -7,9 +7,11 @@ Only this and `recipes.run` read the test split. Who plays is a matter of the mo
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
+import operator
 import os
 import re
 import sys
@@ -258,8 +260,7 @@ def _base_line(
 def _digest(config: RunConfig) -> str:
     """Of the fields that say what policies are asked and how they answer, which `--accept_changes` may change."""
     of = config.to_json()
-    played = [of[name] for name in ("workflow", "policies", "sampling", "role_sampling")]
-    return digest(*played, of["rollout"]["limits"], of["engine"]["max_prompt"], of["engine"]["sampler"])
+    return digest(*(functools.reduce(operator.getitem, path.split("."), of) for path in folder.PLAYED_BY))
 
 
 def _holds(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:

@@ -42,7 +42,9 @@ class Settings:
     chunk: int  # tokens whose logits exist at one time, but one of each sequence at least
     sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
-    in_step: bool = False  # one device of such a mesh that cuts weights, too: loops take as many turns on all
+    together: bool = (
+        False  # on one device of such a mesh whose "model" cuts weights: loops end on all at once
+    )
     own: Any = None  # the function of a custom loss, which `loss` has by its name
 
     @classmethod
@@ -57,7 +59,7 @@ class Settings:
     def on_device(self) -> "Settings":
         """Those of one device along "data" of the mesh."""
         assert self.mesh is not None
-        return dataclasses.replace(self, mesh=None, in_step=self.mesh.shape["model"] > 1)
+        return dataclasses.replace(self, mesh=None, together=self.mesh.shape.get("model", 1) > 1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -69,7 +71,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
         return _on_each(alone, settings.mesh, "--d")(tree, frozen, batch)
     if batch.table is not None and len(batch.tokens) > 1:
         each = lambda nothing, pack: (nothing, score(settings, tree, frozen, pack))
-        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch, settings.in_step)[1])
+        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch, settings.together)[1])
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
     return token_logprobs(
@@ -153,17 +155,16 @@ def accumulate(
     if batch.table is None or len(batch.tokens) == 1:
         part, out = add(jax.tree.map(row, parts), batch)
     else:
-        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch, settings.in_step)
+        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch, settings.together)
         out = (jax.tree.map(lambda x: x.sum(0), losses), *(x[:, 0] for x in values))
     return (jax.tree.map(put, parts, part), denominator + out[0].denominator), out
 
 
-def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, in_step: bool) -> Any:
+def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, together: bool) -> Any:
     """As `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, without the empty packs, which come last.
 
-    Where XLA cuts weights, devices wait for all others inside of the loop: `in_step`, it ends when all have ended.
-
-    One at a time: on a CPU the buffers of a pack stay in cache, and mapped memory is reused.
+    One at a time: on a CPU the buffers of a pack stay in cache, and mapped memory is reused. `together`: devices along
+    "data" take as many turns as the fullest, since XLA, which cuts weights, has all wait for each other in a turn.
     """
     packs = _slices(batch, len(batch.tokens))
     one = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)
@@ -176,7 +177,7 @@ def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, in_step
         return carry, jax.tree.map(put, held[1], value)
 
     filled = jnp.sum(jnp.any(batch.segments != 0, axis=1))
-    filled = jax.lax.pmax(filled, "data") if in_step else filled
+    filled = jax.lax.pmax(filled, "data") if together else filled
     return jax.lax.fori_loop(0, filled, body, (carry, values))
 
 

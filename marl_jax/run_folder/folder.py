@@ -38,14 +38,15 @@ _SETTLED_BY = (
     *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
     *("digests.base ", "versions.jax", "versions.device"),
 )
-# What policies are asked, and how they answer: evaluations before and after such a change cannot be compared.
+# Fields that say what policies are asked and how they answer: evaluations before and after a change cannot be compared.
+PLAYED_BY = (
+    *("workflow", "policies", "sampling", "role_sampling", "rollout.limits"),
+    *("engine.max_prompt", "engine.sampler"),
+)
 _PLAYED_BY = (
-    *(
-        f"config.{part}"
-        for part in ("workflow.", "policies.", "sampling.", "role_sampling.", "rollout.limits.")
-    ),
-    *("config.engine.max_prompt", "config.engine.sampler", "digests.base ", "digests.tokenizer"),
-    *("digests.prompts", "digests.code of workflow", "digests.code of sampler"),
+    *(f"config.{path}" for path in PLAYED_BY),
+    *("digests.base ", "digests.tokenizer", "digests.prompts"),
+    *("digests.code of workflow", "digests.code of sampler"),
 )
 # Packages that sample and learn; draw and permute; grade; tokenize; and save weights.
 _PACKAGES = (

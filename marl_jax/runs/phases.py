@@ -9,7 +9,7 @@ Nothing here is state: the weights at the start of a phase are in `State`, and s
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,12 @@ class Phases:
                 if "@" not in asked:
                     continue
                 directory, step = checkpoint_of(asked)
-                like = {policy: trees[policy] for policy in policies}
-                specs = {policy: self._parts.specs[policy] for policy in like}
-                if other := misfit(
-                    directory / str(step), {"policies": _held(directory, step, like, trees)}
-                ) or other_base(directory.parent, specs):
+                specs = {policy: self._parts.specs[policy] for policy in policies}
+                held = {"policies": _held(directory, step, policies, trees)}
+                if other := misfit(directory / str(step), held) or other_base(directory.parent, specs):
                     raise FolderError(
-                        f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(like)}: {other}; take "
-                        "a run with the same policies, or name those in the phase's policies"
+                        f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(policies)}: {other}; "
+                        "take a run with the same policies, or name those in the phase's policies"
                     )
 
     def enter(self, at: Place, state: State) -> State:
@@ -100,7 +98,7 @@ class Phases:
         phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
         moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
         if phase.start != "last":
-            source = self._weights(phase.start, {name: trees[name] for name in moving}, trees)
+            source = self._weights(phase.start, moving, trees)
             trees |= {name: _copied(source[name]) for name in moving}
         if phase.copies:  # all at once, so that two may change places
             there = self._parts.frozen_trees() | trees
@@ -179,19 +177,20 @@ class Phases:
         ]
         return Collected(wanted)
 
-    def _weights(self, source: str, like: Mapping[str, Tree], trees: Mapping[str, Tree]) -> dict[str, Tree]:
-        """The trees of some of these policies: at their base, or as a checkpoint of a run has them."""
+    def _weights(self, source: str, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+        """The trees of these of the policies: at their base, or as a checkpoint of a run has them."""
         if source == "base":
             start = self._parts.start(self._config.seed)
-            return {name: start[name] for name in like}
+            return {name: start[name] for name in names}
         directory, which = checkpoint_of(source)
-        there = restore(directory, which, {"policies": _held(directory, which, like, trees)})[0]["policies"]
-        return {name: there[name] for name in like}
+        there = restore(directory, which, {"policies": _held(directory, which, names, trees)})[0]["policies"]
+        return {name: there[name] for name in names}
 
 
-def _held(directory: Path, step: int, like: Mapping[str, Tree], trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """These of the policies, or all of them where the checkpoint has all."""
-    return dict(like if misfit(directory / str(step), {"policies": trees}) else trees)
+def _held(directory: Path, step: int, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The trees to read from a checkpoint: of all policies where it has all, else of these."""
+    whole = not misfit(directory / str(step), {"policies": trees})
+    return dict(trees) if whole else {name: trees[name] for name in names}
 
 
 def checkpoint_of(asked: str) -> tuple[Path, int]:
