@@ -42,9 +42,7 @@ class Settings:
     chunk: int  # tokens whose logits exist at one time, but one of each sequence at least
     sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
-    together: bool = (
-        False  # on one device of such a mesh whose "model" cuts weights: loops end on all at once
-    )
+    together: bool = False  # loops end on all devices along "data" at once, as weights are cut over "model"
     own: Any = None  # the function of a custom loss, which `loss` has by its name
 
     @classmethod
