@@ -22,6 +22,7 @@ _DAPO_HEAD = (
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
 _LEVEL = 2**31 - 1  # the largest that is stored
+_WHOLE = re.compile(r"(?:Level )?(-?[0-9]{1,99})(?:\.0)?")
 _TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
@@ -61,20 +62,14 @@ def gsm8k(row: Row) -> Fields:
 
 def math500(row: Row) -> Fields:
     """problem, solution, answer, subject, level, unique_id."""
-    level = row.get("level")
-    if isinstance(level, str):  # "Level 5" in some copies, "Level ?" where it is not known
-        level = level.rpartition(" ")[2]
-    if level is None or level == "?":
-        level = 0
-    if isinstance(level, float) and level.is_integer():  # of a column with nulls
-        level = int(level)
-    if isinstance(level, bool) or not re.fullmatch(r"\d{1,3}", str(level)):
+    level = _level(row)
+    if level is None or not 0 <= level < 1000:
         raise RowError(f"field 'level' is {row['level']!r}, not a number")
     subject = optional_text(row, "subject")
     return {
         "question": text(row, "problem"),
         "gold": text(row, "answer"),
-        "level": int(level),
+        "level": level,
         "meta": _source_id(row, "unique_id") | ({"subject": subject} if subject else {}),
     }
 
@@ -155,19 +150,27 @@ def generic(row: Row) -> Fields:
     """
     from marl_jax.rewards.math.boxed import extract_boxed
 
-    meta, level = row.get("meta"), row.get("level")
-    if type(level) is int and abs(level) > _LEVEL:
+    meta, level = row.get("meta"), _level(row) or 0
+    if abs(level) > _LEVEL:
         raise RowError(f"field 'level' is {level}; it must lie in -{_LEVEL} to {_LEVEL}")
     fields: Fields = {
         "question": text(row, *_QUESTION),
         "meta": (meta if isinstance(meta, dict) else {}) | _source_id(row, "id"),
-        "level": level if type(level) is int else 0,
+        "level": level,
     }
     if row.get("tests") is not None:  # null in the math rows of a mixed parquet file
         public = _tests(row, "public_tests") if row.get("public_tests") else ()
         return fields | {"family": "code", "tests": _tests(row, "tests"), "public_tests": public}
     gold = text(row, *_ANSWER, number=True).rpartition("####")[2].strip()
     return fields | {"family": "math", "gold": extract_boxed(gold) or gold}
+
+
+def _level(row: Row) -> int | None:
+    """An integer, also as "Level 5" or as the 5.0 of a column with nulls; 0 if unknown, None if none."""
+    if (level := row.get("level")) in (None, "?", "Level ?"):
+        return 0
+    found = _WHOLE.fullmatch(str(level))
+    return int(found[1]) if found else None
 
 
 def _tests(row: Row, name: str) -> tuple[Test, ...]:

@@ -131,6 +131,9 @@ def test_prompts_that_still_carry_the_original_frame_lose_it(tmp_path, cache):
 def test_fields_as_copies_of_the_data_sets_have_them():
     for level, read in ((None, 0), ("Level ?", 0), ("Level 5", 5), (5.0, 5)):
         assert schemas.math500({"problem": "1?", "answer": "1", "level": level})["level"] == read
+        assert schemas.generic({"problem": "1?", "answer": "1", "level": level})["level"] == read
+    for level, read in ((-2, -2), ("3", 3), (True, 0), (2.5, 0), ("hard", 0), ([1], 0)):
+        assert schemas.generic({"problem": "1?", "answer": "1", "level": level})["level"] == read
     original = dapo_row(1) | {"prompt": dapo_row(1)["source_prompt"]}
     del original["solution"]
     assert schemas.dapo_math(original) == schemas.dapo_math(dapo_row(1))
