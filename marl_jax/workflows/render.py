@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import numbers
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +28,20 @@ SECTION = re.compile(r"^## (\w+)[ \t]*$\n?", re.MULTILINE)
 
 def load_prompts(family: str, size: str = "full", folder: str | pathlib.Path = FOLDER) -> "Prompts":
     """The prompts of a task family ("math", "code") at a size ("full", "micro"), or of your own folder."""
-    path = pathlib.Path(folder) / (family if size == "full" else f"{family}_{size}")
+    folder = pathlib.Path(os.path.expanduser(folder))
+    path = folder / (family if size == "full" else f"{family}_{size}")
     files = sorted(path.glob("*.md"))
     if not files:
-        known = ", ".join(sorted(p.name for p in pathlib.Path(folder).glob("*/"))) or "no folder"
+        known = ", ".join(sorted(p.name for p in folder.glob("*/"))) or "no folder"
         raise ValueError(f"no prompt files in '{path}'; there is: {known}")
-    return Prompts({file.stem: file.read_text(encoding="utf-8-sig") for file in files})
+    return Prompts({file.stem: _read(file) for file in files})
+
+
+def _read(file: pathlib.Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt file '{file}' is not UTF-8 ({error.reason}): save it as that") from None
 
 
 @dataclasses.dataclass(frozen=True)

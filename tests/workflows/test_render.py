@@ -95,6 +95,16 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     ]
 
 
+def test_a_folder_may_lie_below_the_home_directory_and_a_file_that_is_no_utf_8_is_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine" / "math").mkdir(parents=True)
+    (tmp_path / "mine" / "math" / "judge.md").write_bytes("## user\nJudge é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"prompt file '.*mine/math/judge\.md' is not UTF-8"):
+        load_prompts("math", folder="~/mine")
+
+
 def test_an_unknown_folder_lists_what_there_is():
     with pytest.raises(ValueError, match="there is: code, code_micro, math, math_micro"):
         load_prompts("physics")
