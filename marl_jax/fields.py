@@ -305,12 +305,8 @@ def _meant(option: Any, text: Text) -> Any:
         return _WORDS[word]
     if option is str or origin is Literal:
         return str(text)
-    if origin is tuple and _is_tree(typing.get_args(option)[0]):
-        try:
-            return json.loads(text or "[]")
-        except ValueError:
-            return str(text)
-    if origin is tuple:
+    of_trees = origin is tuple and _is_tree(typing.get_args(option)[0])
+    if origin is tuple and not of_trees:
         inside = text.strip()
         with contextlib.suppress(ValueError):
             if isinstance(held := json.loads(inside), list):  # whose texts may hold commas
@@ -318,9 +314,13 @@ def _meant(option: Any, text: Text) -> Any:
         if inside[:1] + inside[-1:] in ("()", "[]"):
             inside = inside[1:-1]
         return [Text(part.strip(" '\"")) for part in inside.rstrip(", ").split(",")] if inside else []
+    if of_trees and not text:
+        return []
     try:
         return option(text) if option in (int, float) else json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
+        if of_trees and text.startswith("["):
+            raise Misbuilt(f"a JSON list that can be read: {error}") from None
         if text.startswith("{") and (_is_tree(option) or _is_mapping(option)):
             raise Misbuilt(f"a JSON object that can be read: {error}") from None
         return str(text)

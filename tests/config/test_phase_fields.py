@@ -145,6 +145,18 @@ def test_a_text_that_is_no_list_is_refused():
     assert dataclasses.fields(Phase)[0].name == "steps"
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[{"steps": 5, "learner": {"epochs": 2}, "learner": {}}]', "'learner' is there twice"),
+        ('[{"steps": 5,}]', "Expecting property name"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_refused_with_the_reason(text, reason):
+    (line,) = refused(("phases", text))
+    assert f"it must be a JSON list that can be read: {reason}" in line
+
+
 def test_a_phase_may_lift_what_the_run_holds():
     frozen = ("learner.interventions.freeze", "generator")
     free = {"steps": 5, "roles": ["generator"], "learner": {"interventions.freeze": []}}
