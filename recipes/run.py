@@ -10,6 +10,7 @@ recipe are in ROOT/MODULE.json. With --arms they are printed and not kept, since
 
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def main(_: None, left: list[str]) -> None:
     """The command."""
     if len(left) != 1:
         raise ConfigError(["give one recipe: python -m recipes.run NAME"])
-    run(left[0], FLAGS.seeds, Path(FLAGS.root), FLAGS.arms)
+    run(left[0], FLAGS.seeds, Path(os.path.expanduser(FLAGS.root)), FLAGS.arms)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +43,16 @@ def test_the_interval_of_a_claim_is_that_of_paired_differences():
     assert more == [1.0, 1.01] and less == [0.5, 0.51]
     found = report.interval([0.49, 0.51])
     assert np.allclose(found, [0.5, 0.5 - 12.7062 * 0.01, 0.5 + 12.7062 * 0.01], atol=1e-5)
+
+
+def test_the_root_may_lie_below_the_home_directory(monkeypatch):
+    """A run goes there whatever is asked of it, so its numbers have to be looked for there, too."""
+    asked = []
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(runner, "run", lambda *of: asked.append(of))
+    monkeypatch.setattr(runner, "FLAGS", SimpleNamespace(seeds=1, root="~/recipes", arms=[]))
+    runner.main(None, ["dr_mas"])
+    assert asked == [("dr_mas", 1, Path("/home/me/recipes"), [])]
 
 
 def test_a_claim_is_shown_not_shown_or_its_opposite_is():
