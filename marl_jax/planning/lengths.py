@@ -7,6 +7,7 @@ mean:0.5,sigma:0.6      lognormal, cut at max_new_tokens; with what is cut the m
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def recorded_lengths(folder: str, otherwise: Lengths) -> Lengths:
     """The lengths of all completions that a run's folder, or a folder of such files, has in its episodes."""
     from marl_jax.rollouts import read_episodes
 
-    place = Path(folder) / "episodes" if (Path(folder) / "episodes").is_dir() else Path(folder)
+    place = Path(os.path.expanduser(folder))
+    place = place / "episodes" if (place / "episodes").is_dir() else place
     files = sorted([*place.glob("*.parquet"), *place.glob("*.jsonl.gz")])
     found: dict[str, list[int]] = {}
     for file in (file for file in files if ".rewards." not in file.name):

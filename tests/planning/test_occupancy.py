@@ -1,6 +1,7 @@
 """Calls of given lengths in lanes over rungs: the replay counts what an engine does, and how full lanes become."""
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
@@ -177,7 +178,9 @@ def test_an_engine_elsewhere_takes_as_long_as_its_throughput_says(flagship):
     )
 
 
-def test_lengths_are_those_that_a_run_recorded():
+def test_lengths_are_those_that_a_run_recorded(monkeypatch):
+    monkeypatch.setenv("HOME", os.path.abspath("tests/fixtures"))
+    assert recorded_lengths("~/episodes", Lengths()).recorded
     folder = "tests/fixtures/episodes"
     lengths, rng = recorded_lengths(folder, Lengths(0.5, 0.0)), np.random.default_rng(0)
     table = read_episodes(f"{folder}/step-000004.jsonl.gz")
