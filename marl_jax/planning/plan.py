@@ -160,7 +160,7 @@ def make_plan(
     `models` are the shapes of the policies. `demand` is that of `demand_of`. `engine` is what an earlier start settled;
     without it the engines get the shapes that the device has room for.
     """
-    _check_tokens(config, models)
+    check_tokens(config, models)
     demand, sizes = demand or demand_of(config), memory.sizes_of(config, models, device)
     training, largest = memory.training(config, sizes, demand)
     refusal = None
@@ -206,7 +206,7 @@ def check_fits(
     return made
 
 
-def _check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
+def check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
     """Refuse settings that speak of more tokens than the model of a role has."""
     for role, own in config.role_settings.items():
         speakers = (name for key, name in config.policies.map.items() if key.split("/")[0] == role)

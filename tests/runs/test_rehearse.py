@@ -1,5 +1,6 @@
 """A workflow is played without training, and everything that a role was asked and said can be read."""
 
+import dataclasses
 import json
 import re
 
@@ -10,6 +11,7 @@ from stored_run import make_base
 from marl_jax.commands.rehearse import rehearse
 from marl_jax.config.run_config import load_config
 from marl_jax.episodes import CallRecord, Episode
+from marl_jax.planning.lengths import PlanError
 from marl_jax.rollouts import prompts_of, read_episodes, transcript
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.task import Task
@@ -58,6 +60,14 @@ def test_of_an_episode_that_forks_paths_are_right_and_shared_calls_count_once(ba
     *paths, total = rehearse(load_config("micro:eval_opt-shared-xs-math", [*fields.items()]), 1, 2)
     rights = sum("graded: 1, right" in text for text in paths)
     assert len(paths) == 8 and total == f"{rights} of 8 paths right, 5.0 calls an episode"
+
+
+def test_a_stop_token_that_the_model_lacks_is_refused_as_by_train(config):
+    sampling = dataclasses.replace(config.sampling, stop_tokens=(500,))
+    with pytest.raises(
+        PlanError, match=r"sampling\.stop_tokens holds 500, and the model's tokens are 0\.\.\d+"
+    ):
+        list(rehearse(dataclasses.replace(config, sampling=sampling), problems=1, samples=1))
 
 
 def test_the_command_writes_nothing_but_what_it_prints(base, capsys, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
-from marl_jax.planning.plan import PlanError, demand_of
+from marl_jax.planning.plan import PlanError, check_tokens, demand_of
 from marl_jax.policies import Tree
 from marl_jax.rollouts import EpisodesFailed, Player
 from marl_jax.rollouts.history import Chats
@@ -103,6 +103,7 @@ def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) ->
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, demand = devices.here(), demand_of(config)
     models = {name: parts.models[spec.base] for name, spec in config.policies.specs.items()}
+    check_tokens(config, models)
     sizes = memory.sizes_of(config, models, device)
     needed = memory.training(config, sizes, demand)[0] if training else ()
     try:
