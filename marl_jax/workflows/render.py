@@ -103,7 +103,9 @@ class RolePrompt:
             return text
         if name not in self.sections:
             raise ValueError(f"{where}: field '{name}' is a list, so the file needs a section '## {name}'")
-        items = ({"number": str(i), "text": _plain(item, name, where)} for i, item in enumerate(value, 1))
+        texts = [_plain(item, name, where) for item in value]
+        counted = "number" in FIELD.findall(self.sections[name])  # it may be left out
+        items = [{"text": text} | ({"number": str(i)} if counted else {}) for i, text in enumerate(texts, 1)]
         gap = "\n\n" if "\n" in self.sections[name] else "\n"
         return gap.join(fill(self.sections[name], item, f"{where}, item of '{name}'") for item in items)
 

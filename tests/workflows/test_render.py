@@ -29,6 +29,15 @@ def test_a_first_turn_is_system_and_user_and_lists_are_numbered():
     ]
 
 
+def test_items_of_a_list_need_no_number_and_notes_above_the_sections_are_shown_to_nobody():
+    told = Prompts({"judge": "A note.\n## user\n{{drafts}}\n## drafts\n- {{text}}\n"}).judge(
+        drafts=["4", "5"]
+    )
+    assert told == [{"role": "user", "content": "- 4\n- 5"}]
+    with pytest.raises(ValueError, match="item of 'drafts' has no place for the field 'text'"):
+        Prompts({"judge": "## user\n{{drafts}}\n## drafts\n{{number}}.\n"}).judge(drafts=["4", "5"])
+
+
 def test_a_role_without_a_system_text_has_none():
     assert prompts().bare(question="2+2?") == [{"role": "user", "content": "2+2?"}]
     assert prompts().bare.system() == []
