@@ -48,6 +48,8 @@ def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool =
                 raise RowError(f"is {type(task).__name__}, not a marl_jax.tasks.Task")
             what += f" (id {task.id!r:.60})"
             check_task(task, family, graded)
+            if task.fault:  # of what files cannot hold, as keys that are no texts
+                raise RowError(task.fault)
             if (first := seen.setdefault(task.id, index)) != index:
                 raise RowError(f"has the id of task {first}: give each its own")
         except RowError as error:

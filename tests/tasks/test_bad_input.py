@@ -469,6 +469,7 @@ BROKEN_TASKS = [
     (replace(SUM, gold="$$"), "its answer '$$' is empty: nothing can be equal to it"),
     (replace(SUM, meta=None), "field 'meta' is NoneType, not a dict"),
     (replace(SUM, meta={"set": {1}}), "its level or meta cannot be written as JSON: Object of type set"),
+    (replace(SUM, meta={1: 2}), "its meta or tests have a dict with keys that are no texts"),
 ]
 BROKEN_TESTS = [
     ((), "its tests cannot be run: no tests"),
