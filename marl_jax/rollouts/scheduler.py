@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -221,7 +222,9 @@ class _Schedule:
         calls, tools = len(running.calls), len(running.tools)
         for position, item in enumerate(batch):
             if isinstance(item, Tool):
-                key = (*running.key, *running.path, tools)
+                # A step that is played again, on a vLLM server, may say something else before the tool.
+                said = zlib.crc32(repr([call.tokens for call in running.calls]).encode())
+                key = (*running.key, *running.path, tools, said)
                 self.tools.send(item, self._now, seat, position, key, calls - 1)
                 tools += 1
             else:

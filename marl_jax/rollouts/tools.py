@@ -83,7 +83,7 @@ class Errand:
     due: int  # the dispatch before which its result re-enters
     seat: Any  # the episode and path that called the tool
     position: int  # in that path's batch
-    key: tuple[int, ...]  # of its noise and of its record
+    key: tuple[int, ...]  # of its record
     job: Future[ToolRecord]  # the result, once there is one
     late: ToolRecord  # where it takes too long
 

@@ -197,6 +197,14 @@ def test_a_step_that_runs_again_sees_the_tool_results_it_saw_before(tmp_path):
     assert len(calls) == 2 * len(TASKS) and len(other_step) == len(TASKS)
 
 
+def test_a_tool_runs_again_where_an_episode_that_is_played_again_says_something_else(tmp_path):
+    flow = tool_user(lambda name, text: f"{name} {text}")
+    for reply in ("one", "two"):  # as of a server whose answers do not repeat
+        engine, log = FakeEngine(lambda *_, said=reply: said), ToolLog(tmp_path / "tools.jsonl")
+        episodes = run(flow, engine=engine, tool_log=log)
+        assert [one.tools[0].result for one in episodes] == [f"{task.id} {reply}" for task in TASKS]
+
+
 def log_with(path, text):
     log = ToolLog(path)
     log.put((0, 1), ToolRecord("f", "é", None))
