@@ -11,13 +11,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_config import EngineConfig, RunConfig
 from marl_jax.fields import nearest
 from marl_jax.learning.by_role.interventions import InterventionConfig
 from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
-from marl_jax.policies import PolicySpec, policy_names, policy_of
+from marl_jax.policies import PolicySpec, decode_groups, policy_names, policy_of
 from marl_jax.rewards.credit import CreditConfig
+from marl_jax.rollouts.vllm.vllm_config import urls_of
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs.loading.parts import Parts, digests, load_parts
 from marl_jax.runs.loading.stored import (
@@ -140,6 +141,7 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         config,
         workflow=dataclasses.replace(config.workflow, name=single.name, settings={}),
         policies=_pruned(config, {"generator": policy}, frozen_roles=()),
+        engine=_answering(config, parts, policy),
         sampling=settings,
         role_sampling={},
         rollout=dataclasses.replace(config.rollout, limits=limits),
@@ -158,6 +160,11 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
     """A role of the workflow played by the policy of a single agent, unchanged."""
     role = evaluation.role or "generator"
     _policy(config, role)
+    if config.engine.kind == "vllm":
+        raise FolderError(
+            "--mode=generator_transfer plays a policy whose weights are in no folder, and a vLLM server reads folders: "
+            "it is for runs with engine.kind=embedded"
+        )
     path = path_of(evaluation.generator_from or "")
     theirs = dataclasses.replace(config_of(path), mesh=config.mesh)
     if len(theirs.roles) != 1:
@@ -208,6 +215,13 @@ def _policy(config: RunConfig, role: str) -> str:
     if role not in config.policies.map and role not in config.roles:
         raise FolderError(f"--role is '{role}', which is no role of this run{nearest(role, config.roles)}")
     return policy_of(config.policies.map, name, int(slot or 0))
+
+
+def _answering(config: RunConfig, parts: Parts, policy: str) -> EngineConfig:
+    """The engine; of several vLLM servers, the one that answers for this policy."""
+    urls, groups = urls_of(config.engine.vllm), decode_groups(parts.specs)
+    url = next((url for url, group in zip(urls, groups) if policy in group), "")
+    return dataclasses.replace(config.engine, vllm=dataclasses.replace(config.engine.vllm, url=url))
 
 
 def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:

@@ -115,7 +115,9 @@ def evaluate(
         stage = make_stage(evaluation, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
         log = place / "vllm.log"
-        service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
+        service = make_service(
+            stage.base.config, stage.parts, start.trees, settings, measured=measured, log=log
+        )
         ends.callback(service.close)
         tasks = list(drawn[: evaluation.problems])
         newly_ungraded()  # what this process could not grade before is not of the first checkpoint

@@ -22,6 +22,7 @@ from marl_jax.rollouts.vllm import weights
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.loading.play import make_service, planned_engine
 from marl_jax.sampling.requests import Request
@@ -309,6 +310,19 @@ def test_a_run_survives_the_death_of_its_server(base, tmp_path, of):
     # The sampler had the weights of step 1: its log-probs are those that the trainer computes.
     assert max(line["role/generator/gap_max"] for line in lines) < 1e-3
     assert lines[0]["policy/p0/grad_norm"] > 0
+
+
+def test_a_policy_alone_is_answered_by_its_own_server_and_another_runs_policy_by_none(base, tmp_path):
+    with FakeVllm(base) as one, FakeVllm(base) as two:
+        config = config_of(base, f"{one.url},{two.url}", policies=tiny_config(base).policies, steps=1)
+        train(config, tmp_path / "run")
+        before = len(one.asked), len(two.asked)
+        alone = Evaluation(split="val", mode="single_transfer", role="aggregator")
+        assert [line["step"] for line in evaluate(tmp_path / "run", alone)] == [0, 1]
+        assert len(one.asked) == before[0] and len(two.asked) > before[1]
+        foreign = Evaluation(split="val", mode="generator_transfer", generator_from=tmp_path / "run")
+        with pytest.raises(FolderError, match=r"generator_transfer plays .* a vLLM server reads folders"):
+            evaluate(tmp_path / "run", foreign)
 
 
 def test_what_vllm_cannot_do_is_refused_by_name(base):
