@@ -52,7 +52,8 @@ class Needed:
         at = urlsplit(address)
         lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {_room(self.rank)}".split()
         return [
-            *(chosen.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(located(self.base))),
+            *(os.path.expanduser(chosen.python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(located(self.base))),
             *("--host", at.hostname or LOCAL, "--port", str(at.port or 80), "--dtype", self.dtype),
             *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
             *("--max-num-seqs", str(self.lanes), *(_HEAD if self.dtype == "bfloat16" else ())),
@@ -77,7 +78,7 @@ class Started:
     def start(self) -> str:
         """The address of a new server, once it is ready."""
         self.end()
-        if shutil.which(self._chosen.python) is None:
+        if shutil.which(os.path.expanduser(self._chosen.python)) is None:
             raise EngineGone(
                 f"engine.vllm.python is '{self._chosen.python}', which is no program: name the Python of an "
                 "environment that has vLLM, as make vllm makes .venv-vllm"

@@ -10,6 +10,7 @@ server, which gets their name first: a restarted server, or one with other weigh
 
 import dataclasses
 import itertools
+import os
 import re
 import shutil
 import tempfile
@@ -122,7 +123,8 @@ def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
 
 def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
     try:
-        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=within, ignore_cleanup_errors=True)
+        at = within and os.path.expanduser(within)
+        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=at, ignore_cleanup_errors=True)
         Path(held.name).chmod(0o755)  # the server may be another user
     except OSError as error:
         raise EngineGone(

@@ -29,7 +29,8 @@ class Server:
         parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         port = parts.port or kind.default_port
-        self._open = functools.partial(kind, parts.hostname or "", port, timeout=timeout)
+        longest = min(timeout, threading.TIMEOUT_MAX)
+        self._open = functools.partial(kind, parts.hostname or "", port, timeout=longest)
         self.url, self._timeout, self.way_out = url, timeout, way_out
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._vocabulary, self._own = vocabulary, threading.local()
