@@ -58,11 +58,12 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
         raise CreditError(
             f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
         )
+    xp = namespace(table)
+    components = {name: xp.asarray(part, float) for name, part in components.items()}
     if flat is not table:
         components = {name: over_leaves(part, rows, len(table), leaves) for name, part in components.items()}
-    xp = namespace(table)
     reward = sum((xp.where(xp.isnan(part), 0.0, part) for part in components.values()), xp.zeros(len(table)))
-    return table.replace(components=dict(components), reward=reward)
+    return table.replace(components=components, reward=reward)
 
 
 def namespace(table: Table) -> Any:

@@ -455,6 +455,12 @@ def test_a_function_of_episodes_sees_a_problem_at_a_time_or_all_at_once():
     assert earned(by_episodes(size, batch="step"), *episodes) == [[3.0] * 3, [3.0] * 2, [3.0] * 2]
 
 
+def test_components_may_be_lists_with_none_where_a_call_has_no_part():
+    table = with_rewards(graded(*TWO), lambda table: {"own": [1, None, 0.5, True, 2]})
+    np.testing.assert_array_equal(table.reward, [1.0, 0.0, 0.5, 1.0, 2.0])
+    np.testing.assert_array_equal(table.take([0, 1, 4]).components["own"], [1.0, np.nan, 2.0])
+
+
 def test_a_table_that_lacks_something_is_told_what_adds_it():
     bare = Table.of([*TWO])
     for credit in (outcome, voting_rubric, own_correctness, team_and_local(1.0)):
