@@ -196,8 +196,9 @@ class Table:
         return table.replace(**given)
 
     def replace(self, **columns: Any) -> "Table":
-        """The same table with these columns."""
-        return dataclasses.replace(self, **columns)
+        """The same table with these columns; lists of numbers become arrays."""
+        arrays = {n: np.asarray(columns[n], DTYPES[n]) for n in DTYPES if isinstance(columns.get(n), list)}
+        return dataclasses.replace(self, **columns | arrays)
 
     def take(self, rows: Any) -> "Table":
         """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still refer to whole episodes.

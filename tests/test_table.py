@@ -165,6 +165,12 @@ def test_rows_are_taken_with_all_that_is_known_of_them(table, rows, wanted):
         assert some.episode[place] == whole.episode[row] and some.call[place] == whole.call[row]
 
 
+def test_columns_may_be_given_as_lists(table):
+    given = table.replace(reward=[1, 0, None, 2, 0, 1, 0], trains=[True, False] * 3 + [True])
+    np.testing.assert_array_equal(given.take([2, 3]).reward, [np.nan, 2.0])
+    assert (given.reward.dtype, given.trains.dtype) == (np.float64, bool)
+
+
 def test_whole_episodes_are_taken_in_the_order_asked_for(table):
     some = credited(table).of_episodes([3, 1, 0])
     assert some.episodes() == [BROKEN, UNHEARD, DEBATED]
