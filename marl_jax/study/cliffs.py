@@ -46,7 +46,9 @@ class Course:
     @property
     def peak_steps(self) -> tuple[int, int]:
         """The steps that the problems of even and of odd number choose; the earliest of equals."""
-        even, odd = (self.right[:, half::2].mean(axis=1) for half in (0, 1))
+        even, odd = (
+            self.right[:, half::2].mean(axis=1).round(9) for half in (0, 1)
+        )  # rounding orders no ties
         return self.steps[int(np.argmax(even))], self.steps[int(np.argmax(odd))]
 
     @property
@@ -122,7 +124,7 @@ def is_cliff(courses: Sequence[Course]) -> bool | None:
     if drop is None or any(one.base is None for one in courses):
         return None
     gain = float(np.mean([np.mean(one.peak - one.base) for one in courses]))
-    return drop.low > 0 and drop.mean >= GAIN_SHARE * gain
+    return drop.low > 0 and drop.mean >= GAIN_SHARE * gain - 1e-9
 
 
 @once
@@ -147,7 +149,7 @@ def form_lost(run: Run) -> list[str]:
     lost = [alarm.title for alarm in run.watch.holding if alarm.monitor.name in FORM]
     for match in run.keys("repeated/(.+)"):
         shares = run.series(match[0]).known.values
-        if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED:
+        if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED - 1e-9:
             lost.append(f"repetition ({match[1]})")
     return lost
 

@@ -33,6 +33,14 @@ def test_each_half_of_the_problems_chooses_for_the_other(tmp_path):
     np.testing.assert_allclose(one.terminal, [1 / 3, 1.5 / 3, 1 / 3, 1 / 3])
 
 
+def test_of_equal_checkpoints_the_earliest_is_chosen_though_rounding_tells_them_apart(tmp_path):
+    # Of three samples each: nine of twelve are right in either half both times, whose thirds add up to less than 3.
+    thirds, whole = np.repeat([1, 1 / 3, 1, 2 / 3], 2).tolist(), np.repeat([1.0, 0.0, 1.0, 1.0], 2).tolist()
+    for first, second in ((thirds, whole), (whole, thirds)):
+        one = course(run(tmp_path / "a", {0: [0.0] * 8, 10: first, 20: second, 30: [0.0] * 8}))
+        assert one.peak_steps == (10, 10)
+
+
 def test_the_highest_of_many_equal_checkpoints_gains_nothing_by_luck(tmp_path):
     rng = np.random.default_rng(0)
     noise = [
@@ -57,6 +65,9 @@ def test_a_cliff_is_a_drop_whose_interval_excludes_zero_and_that_counts_beside_t
     little = {0: share(20, of), 10: share(380, of), **{s: share(360, of) for s in (20, 30, 40)}}
     small = course(run(tmp_path / "small", little))
     assert drop_of([small]).low > 0 and not is_cliff([small])
+    # A tenth itself, 8 of 80 points, though 0.1 * 0.8 is more than 0.08 as floats.
+    tenth = {0: share(10, 100), 10: share(90, 100), **{s: share(82, 100) for s in (20, 30, 40)}}
+    assert is_cliff([course(run(tmp_path / "tenth", tenth))])
     assert is_cliff([falls, falls, falls]) and is_cliff([falls, small]) is None  # not of as many problems
 
 
@@ -100,6 +111,9 @@ def test_a_loss_of_form_is_told_apart_from_a_loss_of_accuracy_and_by_role(tmp_pa
     assert sorted(of({**kept, **lost}, {**kept, "repeated/generator": 0.1})) == [
         "length (aggregator)", "readability (aggregator)", "repetition (generator)", "truncation (generator)",
     ]  # fmt: skip
+    assert of({**kept, "repeated/generator": 0.3}, {**kept, "repeated/generator": 0.1}) == [
+        "repetition (generator)"
+    ]
     assert of({**kept, "repeated/generator": 0.25}, {**kept, "repeated/generator": 0.1}) == []
     assert of({**kept, **lost}, steps=(1, 2)) == []  # too few steps to say
     assert form_of([run(tmp_path / "b", {0: share(1)})]) == "kept; repetition not recorded"
