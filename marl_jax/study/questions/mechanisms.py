@@ -119,8 +119,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
     for cell in shared:
         by_role: dict[str, list[float]] = {}
         for run in cell.runs:
-            for match in run.keys("gradient/[^/]+/share/([^/]+)"):
-                by_role.setdefault(match[1], []).append(_mean(run.series(match[0])))
+            for role, share in _shares(run).items():
+                by_role.setdefault(role, []).append(share)
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
         found, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
@@ -172,6 +172,15 @@ def capture(cells: Sequence[Cell]) -> Finding:
     head = ("", "role", "", "share", "an even one", "the others", "seeds")
     shares = Table("Shares of the gradient", held, head, how, words=3)
     return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, after])
+
+
+def _shares(run: Run) -> dict[str, float]:
+    """{role: its mean share of the gradient} over the steps that had a gradient; empty where none had."""
+    keys = {match[0]: match[1] for match in run.keys("gradient/[^/]+/share/([^/]+)")}
+    moved = [line for line in run.metrics if any(map(line.get, keys))]
+    return {
+        role: float(np.mean([line.get(key) or 0.0 for line in moved])) for key, role in keys.items() if moved
+    }
 
 
 def _half_way(run: Run) -> tuple[float, float] | None:

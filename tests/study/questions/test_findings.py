@@ -310,6 +310,10 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
 def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
     runs = []
     rng = np.random.default_rng(2)
+    # A step in which nothing had an advantage, and a run of such steps, say nothing of shares.
+    idle = {f"gradient/p0/share/{role}": 0.0 for role in ("aggregator", "generator")} | {
+        "gradient/p0/dominance": None
+    }
     for seed in range(12):
         dominance = 0.5 + 0.03 * seed
         shares = {"gradient/p0/share/aggregator": dominance, "gradient/p0/share/generator": 1 - dominance}
@@ -317,10 +321,14 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
             metrics(step, isolated=False, **shares, **{"gradient/p0/dominance": dominance})
             for step in (10, 50)
         ]
+        lines.insert(1, metrics(40, isolated=False, **idle))
         end = 0.9 - 0.06 * seed
         name = "voting-shared-s-math"
         along = course(rng, 0.2, 0.5, 0.9, end, end, end, problems=400)
         runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
+    runs.append(
+        run(tmp_path / name / "seed-12", 12, along, name, lines=[metrics(50, isolated=False, **idle)])
+    )
     found = findings.answers(runs)[0][3]
     assert "aggregator in voting-shared-s-math" in found.answer and {bar.level for bar in found.bars} == {0.5}
     shares, (_, (_, cells, count, rho, p), _) = found.tables[0], found.tables[1].rows
