@@ -130,7 +130,7 @@ def warnings(run: Run) -> list[str]:
         ("prompts_cut", "prompts were shortened to fit"),
     ):
         if count := int(np.nansum(run.series(key).values)):
-            found.append(f"{count:,} {name}")
+            found.append(f"{count:,} {name}" + " in the kept steps" * run.compact)
     for match in run.keys("policy/([^/]+)/skipped"):
         if skips := np.nanmax(run.series(match[0]).values, initial=0):
             found.append(

@@ -73,7 +73,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
         "alarms": lambda run: str(len(run.watch.holding) or (NONE if run.judged else "not judged")),
-        "warnings": lambda run: str(len(warnings(run)) or NONE),
+        "warnings": lambda run: str(len(warnings(run)) or ("not kept" if run.compact else NONE)),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
     return Table("Runs", rows, ("", *columns), words=2, links=[quote(f"{name}/report.html") for name in runs])

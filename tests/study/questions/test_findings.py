@@ -443,18 +443,26 @@ def test_an_alarm_after_the_fall_foretells_nothing_and_what_it_stops_for_nothing
 
 def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
-    cell(tmp_path / "runs", "voting-shared-s-math", FLAT)
+    lines = [metrics(30, isolated=False, warnings=["half of the answers were cut"], failed=3)]
+    cell(tmp_path / "runs", "voting-shared-s-math", FLAT, lines=lines)
     results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
     (tmp_path / "results" / "odd.run.json").write_text("{}")
     page = write_overview(results.read_study(tmp_path / "results"), tmp_path / "page")[0].read_text()
     assert "2. Do isolated policies come further" in page and "odd.run.json" in page
     assert "Isolated policies reach a higher peak" in page and "cannot tell" in page
+    # Of what a few steps kept it is not said that there is no more.
+    assert (
+        "not kept" in page
+        and "Compact results keep no warnings"
+        in (tmp_path / "page/voting-isolated-s-math/seed-2/report.html").read_text()
+    )
     # A hundred runs have no pictures beside their pages, and say why there is nothing to read.
     place = tmp_path / "page/voting-shared-s-math/seed-2"
     assert [path.name for path in place.iterdir()] == ["report.html"]
     own = (place / "report.html").read_text()
     assert "have 1 of 30 steps and no episodes" in own
     assert "hold no episodes" in own and "report.png" not in own
+    assert "3 episodes ended by an error in the kept steps" in own
     # Alarms were judged before rows were left out.
     assert "monitors found anything" in own and "Not judged" not in own
 
