@@ -185,7 +185,8 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights in 0..1 moved as little as it takes for each to be `gap` above the next lower one."""
+    """Heights in 0..1 moved as little as it takes for each to be `gap` above the next lower one, less if need be."""
+    gap = min(gap, 1 / max(len(heights) - 1, 1))
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)
     for below, above in itertools.pairwise(order):

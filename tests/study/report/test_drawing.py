@@ -19,6 +19,8 @@ def test_labels_stand_apart_in_the_order_of_their_lines_and_inside():
         assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(np.array(placed)[order]))
         assert max(placed) <= 1
     assert drawing._apart([0.2, 0.8], 0.1) == [0.2, 0.8]
+    # More than there is room for: below the picture they would leave none to the curves.
+    assert drawing._apart([0.5] * 41, 0.085) == pytest.approx(np.arange(41) / 40)
 
 
 def test_a_value_between_gaps_is_marked_where_no_line_would_show_it():
