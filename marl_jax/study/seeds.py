@@ -191,8 +191,9 @@ def _told_apart(
 def _unlike(cell: Cell, group: Sequence[Cell]) -> list[str]:
     """A few of the fields in which it differs from the others of a group, with its values."""
     paths = list(dict.fromkeys(path for other in group for path in differing(cell, other)))
-    mine = _digests(cell) | _fields(cell)
-    values = [f"{path} {str(mine.get(path, NONE))[:12]}" for path in paths[:NAMED]]
+    # Digests are told apart by how they begin, long names (folders, "module:function") by how they end.
+    mine = {name: str(digest)[:12] for name, digest in _digests(cell).items()} | _fields(cell)
+    values = [f"{path} {str(mine.get(path, NONE))[-24:]}" for path in paths[:NAMED]]
     return values + ([f"{len(paths) - NAMED} more"] if len(paths) > NAMED else [])
 
 

@@ -245,7 +245,7 @@ def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_cal
     )
     paid = run(tmp_path / "c", 0, FALL, "mine", rewards=reward, test=DOWN)
     row = compared(seeds.by_cell([one, paid])).rows[0]
-    labels = "mine (rewards.name own_correctn)", "mine (rewards.name rubric)"
+    labels = "mine (rewards.name own_correctness)", "mine (rewards.name rubric)"
     assert row[:4] == (*labels, "rewards.name", "1")
     assert row[7].startswith("-50.0")
     pairs, lines = contrasts.pairs_of(seeds.by_cell([one, other]))
@@ -270,6 +270,23 @@ def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_l
     ]
     assert first[:3] == (isolated[0], shared[1], "policies.map, learner.rate")
     assert last[:3] == (isolated[1], shared[0], "policies.map, learner.rate")
+
+
+def test_cells_of_one_folder_are_told_apart_by_how_a_long_value_ends(tmp_path):
+    places = "configs/bases/micro-s", "configs/bases/micro-xs"
+    runs = [
+        run(
+            tmp_path / f"seed-{seed}",
+            seed,
+            RISE,
+            "mine",
+            policies={**policies(generator="p0"), "base": place},
+        )
+        for seed, place in enumerate(places)
+    ]
+    assert [cell.label for cell in seeds.by_cell(runs)] == [
+        f"mine (policies.base {place})" for place in places
+    ]
 
 
 def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path):
