@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
         alike["engine"] = {**(alike.get("engine") or {}), "max_prompt": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
-            parts = [run.series(key[0]) for key in run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+")]
+            of_slots = re.escape(match[0].removesuffix("amplification")) + "norm/.+"
+            parts = [run.series(key[0]) for key in run.keys(of_slots)]
             means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
                 key = json.dumps([match[2], alike], sort_keys=True)

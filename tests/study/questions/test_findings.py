@@ -265,17 +265,17 @@ def test_what_is_no_confound_and_no_intervention_answers_neither_question(tmp_pa
 POWERS = [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")]
 
 
-def with_agents(folder, power, **changes):
+def with_agents(folder, power, role="generator", **changes):
     """Runs of 1 to 8 generators whose amplification grows with this power of their number."""
     runs, rng = [], np.random.default_rng(1)
     for agents in (1, 2, 4, 8):
         for seed in range(3):
-            slots = "gradient/p0/slots/generator"
+            slots = f"gradient/p0/slots/{role}"
             more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {"policy/p0/update_norm": 0.1}
             alone = "gradient/p1/slots/aggregator"
             more |= {f"{alone}/norm/0": 1.0, f"{alone}/amplification": 1.0, "policy/p1/update_norm": 0.7}
             more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
-            more["gradient/p0/norm/generator"] = agents**-0.7
+            more[f"gradient/p0/norm/{role}"] = agents**-0.7
             lines = [metrics(step, **more) for step in (10, 20, 30)]
             place = folder / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
             settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
@@ -289,6 +289,12 @@ def test_the_largest_series_of_agents_is_told_of_whatever_the_order_of_runs(tmp_
     said = [findings.answers(runs)[0][2].answer for runs in ([*one, *other], [*other, *one])]
     assert said[0] == said[1] and "the agents are aligned" in said[0]
     assert said[0].endswith("Left out: 1 smaller series of other cells or roles.")
+
+
+@pytest.mark.parametrize("role", ["solver (v2", "c++"])
+def test_agents_are_counted_whatever_signs_their_role_is_named_with(tmp_path, role):
+    found = findings.answers(with_agents(tmp_path, 0.5, role))[0][2]
+    assert [bar.label for bar in found.bars] == ["1 agent", "2 agents", "4 agents", "8 agents"]
 
 
 @pytest.mark.parametrize(("power", "word"), POWERS)
