@@ -9,6 +9,12 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
+from marl_jax.errors import UserError
+
+
+class OwnError(UserError, ValueError):
+    """What user code gives cannot be used: it raised, or returned something else; the text is one line."""
+
 
 def is_own(name: str) -> bool:
     """Whether a name has the form `module:attribute`, not that of a built-in."""
@@ -52,12 +58,12 @@ def digest_own(name: str) -> str:
     return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
 
 
-def called(function: Callable[..., Any], who: str, refusal: type[Exception], *args: Any) -> Any:
-    """Call a user's function; its errors become a `refusal` of one line with the error and its place in the file."""
+def called(function: Callable[..., Any], who: str, *args: Any) -> Any:
+    """Call a user's function; its errors become an `OwnError` of one line with the error and its place in the file."""
     try:
         return function(*args)
     except (Exception, SystemExit) as error:
-        raise refusal(f"{who} raised {told(error, home_of(function))}") from error
+        raise OwnError(f"{who} raised {told(error, home_of(function))}") from error
 
 
 def say(error: BaseException) -> str:

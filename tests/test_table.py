@@ -8,7 +8,8 @@ import pytest
 
 from marl_jax import workflows
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
-from marl_jax.rewards.credit import CreditError, outcome, own_work, with_rewards
+from marl_jax.own import OwnError
+from marl_jax.rewards.credit import outcome, own_work, with_rewards
 from marl_jax.rewards.grading import grade
 from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, Ragged, Table
 from marl_jax.task import Task
@@ -401,7 +402,7 @@ def test_rows_that_are_no_whole_episodes_have_no_credit():
     table = grade(Table.of(episodes))
     assert own_work(table)[0].tolist() == own_work(table.of_episodes([1, 0]))[0].tolist() == [1.0] * 4
     for rows in ([1, 3], [0, 3], [2, 3, 0, 1]):
-        with pytest.raises(CreditError, match="select them with of_episodes"):
+        with pytest.raises(OwnError, match="select them with of_episodes"):
             own_work(table.take(rows))
 
 

@@ -10,14 +10,14 @@ from closeness import close
 
 from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.learning.batching import BatchConfig, make_batches
-from marl_jax.learning.estimators.worth import AdvantageConfig, GroupError, group_column, with_advantages
+from marl_jax.learning.estimators.worth import AdvantageConfig, group_column, with_advantages
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner
+from marl_jax.own import OwnError
 from marl_jax.rewards.credit import (
     CreditConfig,
-    CreditError,
     by_episodes,
     format_penalty,
     outcome,
@@ -26,7 +26,6 @@ from marl_jax.rewards.credit import (
     with_rewards,
 )
 from marl_jax.rewards.grading import grade
-from marl_jax.rewards.leaves import LeavesError
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.runs.step_metrics import branching
 from marl_jax.study.intervals import pass_at_k
@@ -205,11 +204,11 @@ def test_a_planner_is_worth_the_solvers_that_read_it_over_all_paths(table):
 
 
 def test_what_cannot_be_a_worth_is_refused(table):
-    with pytest.raises(CreditError, match="use with_rewards"):
+    with pytest.raises(OwnError, match="use with_rewards"):
         by_episodes(list)(table)
     with pytest.raises(ValueError, match="leaves are 'maen': did you mean 'mean'"):
         CreditConfig(leaves="maen")
-    with pytest.raises(LeavesError, match="'test_trees:wordy' makes of the 4 leaves of a call is 'much'"):
+    with pytest.raises(OwnError, match="'test_trees:wordy' makes of the 4 leaves of a call is 'much'"):
         with_rewards(table, outcome, "test_trees:wordy")
 
 
@@ -253,12 +252,10 @@ def test_groups_by_attributes_of_tasks_and_calls(table):
         1,
         1,
     ]
-    with pytest.raises(
-        GroupError, match=r"'task\.source': task 'one' has no attribute 'source'; it has: hops"
-    ):
+    with pytest.raises(OwnError, match=r"'task\.source': task 'one' has no attribute 'source'; it has: hops"):
         groups_of(trees, "task,task.source")
     with pytest.raises(
-        GroupError, match=r"'call\.type': a call of 'designer' has no attribute 'type'; it has none"
+        OwnError, match=r"'call\.type': a call of 'designer' has no attribute 'type'; it has none"
     ):
         groups_of(trees, "call.type")
     with pytest.raises(ValueError, match="names no fields"):

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import fields
-from marl_jax.errors import UserError
 from marl_jax.fields import require
-from marl_jax.own import called, is_own, own_function
+from marl_jax.own import OwnError, called, is_own, own_function
 
 Kind = str  # one of KINDS or OBJECTIVES, or a user's token loss as "module:function"
 Aggregation = Literal[
@@ -33,10 +32,6 @@ OBJECTIVES = ("sft", "dpo", "kto", "sppo")  # of whole sequences, see `objective
 AGGREGATIONS = get_args(Aggregation)
 LOG_RATIO_LIMIT = 20.0
 LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
-
-
-class LossError(UserError, ValueError):
-    """A user's loss raised, or did not return one loss per token."""
 
 
 def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any]:
@@ -367,10 +362,10 @@ def _token_loss(
 
 def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
     """The loss of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
-    loss = called(own_function(kind, "loss"), f"loss '{kind}'", LossError, logp, ratio, advantages)
+    loss = called(own_function(kind, "loss"), f"loss '{kind}'", logp, ratio, advantages)
     real = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
     if getattr(loss, "shape", None) != logp.shape or not real:
-        raise LossError(
+        raise OwnError(
             f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
         )
     return loss

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from marl_jax import fields
-from marl_jax.errors import UserError
 from marl_jax.fields import NotNegative, Positive, Whole
 from marl_jax.learning.losses import OBJECTIVES, LossConfig
+from marl_jax.own import OwnError
 from marl_jax.table import Table, dense
 
 PASSES = {"dpo": 2, "kto": 4, "sppo": 2}  # passes of log-probs before the update, reference included
@@ -41,10 +41,6 @@ class PreferenceConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-
-
-class WinsError(UserError, ValueError):
-    """Values that `preference.wins` says are shares of wins, and are none."""
 
 
 class Value(NamedTuple):
@@ -250,7 +246,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, mine: np.ndarray | Non
     elif config.wins == "given":
         target = values
         if (none := values[chosen & ((values < 0) | (values > 1))]).size:
-            raise WinsError(
+            raise OwnError(
                 f"preference.wins is 'given', and a {config.by} is {none[0]:g}, which is no share of wins: "
                 "give shares from 0 to 1, or set it to counted"
             )

@@ -18,9 +18,8 @@ import numpy as np
 
 from marl_jax import fields
 from marl_jax.episodes import Episode
-from marl_jax.errors import UserError
 from marl_jax.fields import Count
-from marl_jax.own import called, is_own, own_function
+from marl_jax.own import OwnError, called, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
@@ -30,10 +29,6 @@ Credit = Callable[[Table], Components]
 
 # A table enters `jit` as its columns. Registered here, not in `table`, so that tables are read without importing JAX.
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
-
-
-class CreditError(UserError, ValueError):
-    """No credit can be computed: a function returned something else, or has no rule for a role; in one line."""
 
 
 def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
@@ -49,13 +44,13 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
     except TypeError as error:
         if "'Table' object" not in str(error):
             raise
-        raise CreditError(
+        raise OwnError(
             f"the credit took a table for episodes ({error}): give rewards.by_episodes(...) of a reward of episodes"
         ) from error
     if not isinstance(components, Mapping):
-        raise CreditError(f"the credit gave a {type(components).__name__}: return a dictionary of components")
+        raise OwnError(f"the credit gave a {type(components).__name__}: return a dictionary of components")
     if odd := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
-        raise CreditError(
+        raise OwnError(
             f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
         )
     xp = namespace(table)
@@ -85,16 +80,14 @@ def voting_rubric(table: Table) -> Components:
     A voter: +0.5 if its answer is right, +0.5 if the final one is, -1 if its answer was readable and wrong. The
     aggregator: 0 if no candidate was right, otherwise +1 or -1 for picking a right or a wrong one.
 
-    It has no rule for other kinds of roles: CreditError, or under jit, where no value can be refused, infinity.
+    It has no rule for other kinds of roles: OwnError, or under jit, where no value can be refused, infinity.
     """
     xp = namespace(table)
     voter, picker = table.kind == SOLVER, table.kind == PICKER
     ruled = ~table.sound | voter | picker
     if not isinstance(ruled, jax.core.Tracer) and not ruled.all():
         role = table.role_of(int(np.argmin(ruled)))
-        raise CreditError(
-            f"credit 'voting_rubric' has no rule for role {role!r}; use it for voting workflows"
-        )
+        raise OwnError(f"credit 'voting_rubric' has no rule for role {role!r}; use it for voting workflows")
     value, known = own_work(table)
     right = table.grade >= RIGHT
 
@@ -235,7 +228,7 @@ def _shown(table: Table) -> tuple[Any, Any, Any]:
     if xp is np and table.bare_episodes:
         first = np.searchsorted(table.episode, table.episode)
         if (np.diff(table.episode) < 0).any() or (table.call != np.arange(len(table)) - first).any():
-            raise CreditError(
+            raise OwnError(
                 "credit needs whole episodes in order: select them with of_episodes, not with take"
             )
     rows = (xp.arange(len(table)) - table.call)[:, None] + table.reads
@@ -316,20 +309,20 @@ def by_episodes(
 
     Its errors become one line, with the place.
     """
-    given = functools.partial(called, function, who, CreditError)
+    given = functools.partial(called, function, who)
 
     def earned_by(sound: list[Episode]) -> list[list[dict[str, float]]]:
         handed = [*sound]
         result = given(handed)
         if [*map(id, handed)] != [*map(id, sound)]:
-            raise CreditError(
+            raise OwnError(
                 f"{who} changed the list of episodes that it was given; sort or shorten a copy of it"
             )
         return _checked(result, sound, who)
 
     def credit(table: Table) -> Components:
         if table.forked:
-            raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
+            raise OwnError("a credit sees paths, and this table has episodes that fork: use with_rewards")
         sound = [one for one in table.episodes() if one.error is None]
         batches: dict[str, list[Episode]] = {}
         for one in sound:
@@ -373,7 +366,7 @@ def _of_roles(table: Table, values: Any, roles: Sequence[str]) -> Any:
 def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:
     """A credit's result as components of finite numbers, one set per call; one-line errors otherwise."""
     if not _is_list(result) or len(result) != len(episodes):
-        raise CreditError(
+        raise OwnError(
             f"{who} returned {_size(result)} for {len(episodes)} episodes; return one item per episode"
         )
     return [_checked_episode(item, one, who) for item, one in zip(result, episodes)]
@@ -384,14 +377,14 @@ def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, fl
     if isinstance(item, Real) or getattr(item, "ndim", None) == 0:
         item = [item] * len(episode.calls)
     if not _is_list(item) or len(item) != len(episode.calls):
-        raise CreditError(
+        raise OwnError(
             f"{who} returned {_size(item)} for {where} of {len(episode.calls)} calls; "
             "return one number, or one per call"
         )
     named = [parts if isinstance(parts, Mapping) else {"user": parts} for parts in item]
     return [
         {
-            name: finite(value, f"{who}: component {name!r} of {where}, call {i}", CreditError)
+            name: finite(value, f"{who}: component {name!r} of {where}, call {i}")
             for name, value in parts.items()
         }
         for i, parts in enumerate(named)

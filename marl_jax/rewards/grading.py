@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.episodes import Episode
+from marl_jax.own import OwnError
 from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Table
 from marl_jax.task import Task
@@ -107,12 +108,12 @@ def _pair(task: Task, answer: str) -> _Pair:
     return task.id, task.family, task.question, task.gold, task.tests_digest, answer
 
 
-def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> float:
+def finite(value: Any, what: str) -> float:
     """A number from user code; an error of one line if it is no finite number."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise refusal(f"{what} is {value!r}; it must be a finite number")
+        raise OwnError(f"{what} is {value!r}; it must be a finite number")
     return number

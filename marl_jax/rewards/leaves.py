@@ -11,15 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.errors import UserError
 from marl_jax.fields import nearest
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import finite
-
-
-class LeavesError(UserError, ValueError):
-    """A user's function did not return a number for the leaves of a call."""
-
 
 FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: math.fsum(values) / len(values),
@@ -54,5 +48,5 @@ def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], ho
     if all(map(math.isnan, values)):
         return math.nan
     worth = [0.0 if math.isnan(value) else value for value in values]
-    made = called(function, f"leaves '{how}'", LeavesError, worth)
-    return finite(made, f"what {how!r} makes of the {len(worth)} leaves of a call", LeavesError)
+    made = called(function, f"leaves '{how}'", worth)
+    return finite(made, f"what {how!r} makes of the {len(worth)} leaves of a call")

@@ -13,15 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.errors import UserError
-from marl_jax.own import called, is_own, own_function
+from marl_jax.own import OwnError, called, is_own, own_function
 from marl_jax.table import Table
 
 Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.bare_episodes`
-
-
-class MetricError(UserError, ValueError):
-    """A metric did not return a value of 0 to 1 for every episode; the text is one line."""
 
 
 def load_metric(name: str) -> Metric:
@@ -33,7 +28,7 @@ def load_metric(name: str) -> Metric:
     function, who = own_function(name, "metric"), f"metric '{name}'"
 
     def metric(table: Table) -> np.ndarray:
-        return _checked(called(function, who, MetricError, table), len(table.bare_episodes), who)
+        return _checked(called(function, who, table), len(table.bare_episodes), who)
 
     return metric
 
@@ -56,13 +51,13 @@ def _checked(result: Any, episodes: int, who: str) -> np.ndarray:
     try:
         values = np.asarray(result, np.float64)
     except (TypeError, ValueError):
-        raise MetricError(f"{who} returned {result!r:.60}; return one number per episode") from None
+        raise OwnError(f"{who} returned {result!r:.60}; return one number per episode") from None
     if values.shape != (episodes,):
         size = f"an array of shape {values.shape}" if values.ndim != 1 else f"{len(values)} values"
-        raise MetricError(f"{who} returned {size} for {episodes} episodes; return one number per episode")
+        raise OwnError(f"{who} returned {size} for {episodes} episodes; return one number per episode")
     wrong = np.flatnonzero(~((values >= 0) & (values <= 1)))
     if len(wrong):
-        raise MetricError(
+        raise OwnError(
             f"{who} returned {values[wrong[0]]:g} for episode {wrong[0]}; it is shown as a share, so scale it to 0 .. 1"
         )
     return values

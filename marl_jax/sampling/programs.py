@@ -12,14 +12,13 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from marl_jax.errors import UserError
 from marl_jax.models import decode as model
 from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import as_static, called, own_function
+from marl_jax.own import OwnError, as_static, called, own_function
 from marl_jax.sampling import methods
 
 Array = Any  # of numpy on the host, of JAX inside a program
@@ -220,15 +219,11 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     )
 
 
-class SamplerError(UserError, ValueError):
-    """A user's sampler failed, or returned something else than logits."""
-
-
 def _by_own(name: str, logits: jax.Array) -> jax.Array:
-    found = called(own_function(name, "sampler"), f"sampler '{name}'", SamplerError, logits)
+    found = called(own_function(name, "sampler"), f"sampler '{name}'", logits)
     if jnp.shape(found) != logits.shape:
         what = f"an array {list(found.shape)}" if hasattr(found, "shape") else f"{found!r:.80}"
-        raise SamplerError(
+        raise OwnError(
             f"sampler '{name}' returned {what}; return logits {list(logits.shape)}, as it was given"
         )
     return found

@@ -13,9 +13,9 @@ import pytest
 from marl_jax.commands import cli
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning import Report
+from marl_jax.own import OwnError
 from marl_jax.rewards.credit import (
     CreditConfig,
-    CreditError,
     by_episodes,
     combine,
     format_penalty,
@@ -435,13 +435,13 @@ def test_a_users_function_is_told_grades_and_kinds_with_the_calls(mine):
 def test_a_function_without_a_name_is_a_credit_too():
     credit = by_episodes(lambda graded: [one.outcome / 2 for one in graded])
     assert earned(combine(credit, outcome), *TWO) == [[1.5] * 3, [0, 0]]
-    with pytest.raises(CreditError, match="the credit function returned 0 items for 2 episodes"):
+    with pytest.raises(OwnError, match="the credit function returned 0 items for 2 episodes"):
         earned(by_episodes(lambda graded: []), *TWO)
 
 
 def test_a_function_of_episodes_in_the_place_of_a_credit_is_told():
     table = Table.of(TWO)
-    with pytest.raises(CreditError, match=r"took a table for episodes .* give rewards.by_episodes"):
+    with pytest.raises(OwnError, match=r"took a table for episodes .* give rewards.by_episodes"):
         with_rewards(table, lambda graded: [one.outcome for one in graded])
 
 
@@ -469,10 +469,10 @@ def test_a_table_that_lacks_something_is_told_what_adds_it():
     with pytest.raises(ValueError, match="leaves are 'median'"):
         with_rewards(graded(*TWO), outcome, leaves="median")
     with pytest.raises(
-        CreditError, match="component 'own' of the credit is no array of 5 numbers, one for each"
+        OwnError, match="component 'own' of the credit is no array of 5 numbers, one for each"
     ):
         with_rewards(graded(*TWO), lambda table: {"own": np.zeros(3)})
-    with pytest.raises(CreditError, match="the credit gave a ndarray: return a dictionary"):
+    with pytest.raises(OwnError, match="the credit gave a ndarray: return a dictionary"):
         with_rewards(graded(*TWO), lambda table: np.ones(len(table)))
 
 
@@ -499,7 +499,7 @@ def test_a_table_that_lacks_something_is_told_what_adds_it():
     ],
 )
 def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
-    with pytest.raises(CreditError, match=message) as error:
+    with pytest.raises(OwnError, match=message) as error:
         earned(mine(lambda graded: result), *TWO)
     assert "\n" not in str(error.value)
 
@@ -507,7 +507,7 @@ def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
 @pytest.mark.parametrize("change", [list.reverse, list.clear, list.pop])
 def test_a_function_that_changes_its_list_is_refused(mine, change):
     """Its numbers would be those of other episodes."""
-    with pytest.raises(CreditError, match="changed the list of episodes that it was given"):
+    with pytest.raises(OwnError, match="changed the list of episodes that it was given"):
         earned(mine(lambda graded: (change(graded), [1.0] * len(graded))[1]), *TWO)
 
 

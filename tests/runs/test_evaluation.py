@@ -7,8 +7,9 @@ import pytest
 from run_names import undocumented
 
 from marl_jax.episodes import CallRecord, Episode, Leaf
+from marl_jax.own import OwnError
 from marl_jax.rewards.grading import grade
-from marl_jax.rewards.own_metric import MetricError, load_metric
+from marl_jax.rewards.own_metric import load_metric
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.study.page_episodes import lost_by
 from marl_jax.table import Table
@@ -304,7 +305,7 @@ def test_a_metric_of_right_and_wrong_has_wilsons_interval():
     ],
 )
 def test_what_is_no_metric_is_one_line_by_its_name(name, told):
-    with pytest.raises(MetricError, match=f"^metric '{__name__}:{name}' {told}") as error:
+    with pytest.raises(OwnError, match=f"^metric '{__name__}:{name}' {told}") as error:
         summary(graded(single("a", "1"), single("b", "1")), 1, metric=load_metric(f"{__name__}:{name}"))
     assert "\n" not in str(error.value)
 

@@ -26,8 +26,9 @@ from marl_jax.config.run_config import (
 from marl_jax.errors import RunError
 from marl_jax.learning import AdvantageConfig
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.own import OwnError
 from marl_jax.pretraining.pairs import write_pairs
-from marl_jax.rewards.credit import CreditConfig, CreditError
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
@@ -328,7 +329,7 @@ def raising(graded):
 def test_a_reward_that_raises_is_one_line_with_the_place(base, tmp_path):
     config = tiny_config(base, steps=1, rewards=CreditConfig(f"{__name__}:raising"))
     line = raising.__code__.co_firstlineno + 1
-    with pytest.raises(CreditError) as error:
+    with pytest.raises(OwnError) as error:
         loop.train(config, tmp_path / "run", live=quiet(1))
     assert str(error.value) == (
         f"credit '{__name__}:raising' raised AttributeError: 'NoneType' object has no attribute 'worth' "

@@ -9,6 +9,7 @@ import pytest
 
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning.estimators.advantages import group_advantages, overlong_penalty
+from marl_jax.own import OwnError
 from marl_jax.rewards import credit
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table
@@ -128,7 +129,7 @@ def test_an_empty_table_earns_nothing(name, road):
 def test_the_rubric_refuses_other_roles_and_under_jit_gives_them_no_finite_reward():
     table = graded(Episode(TASK, 0, "w", (call("generator", "1"), call("evaluator", "Correct", [0])), "1"))
     for road in (on_host, on_device):
-        with pytest.raises(credit.CreditError, match="'voting_rubric' has no rule for role 'evaluator'"):
+        with pytest.raises(OwnError, match="'voting_rubric' has no rule for role 'evaluator'"):
             road(credit.voting_rubric, table)
     assert np.isfinite(under_jit(credit.voting_rubric, table).reward).tolist() == [True, False]
     broken = table.replace(sound=np.zeros(2, bool))

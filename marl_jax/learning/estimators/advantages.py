@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.errors import UserError
 from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, precision
-from marl_jax.own import called, is_own, own_function
+from marl_jax.own import OwnError, called, is_own, own_function
 from marl_jax.table import dense
 
 Estimator = str  # one of ESTIMATORS, or a user's as "module:function"
@@ -28,10 +27,6 @@ Std = Literal["unbiased", "biased"]
 Singleton = Literal["zero", "reward"]  # the advantage of a group of one
 Over = Literal["task", "role"]  # of agent-wise means and scales
 DDOF = {"unbiased": 1, "biased": 0}
-
-
-class EstimatorError(UserError, ValueError):
-    """A user's estimator raised, or did not return one advantage per reward."""
 
 
 def group_advantages(
@@ -177,14 +172,14 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
     who = f"estimator '{name}'"
-    advantages = called(own_function(name, "estimator"), who, EstimatorError, rewards, ids)
+    advantages = called(own_function(name, "estimator"), who, rewards, ids)
     numbers = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
     if getattr(advantages, "shape", None) != rewards.shape or not numbers:
-        raise EstimatorError(
+        raise OwnError(
             f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many numbers"
         )
     if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
-        raise EstimatorError(f"{who} returned advantages that are not finite")
+        raise OwnError(f"{who} returned advantages that are not finite")
     return jax.device_put(advantages.astype(rewards.dtype))
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.errors import UserError
+from marl_jax.own import OwnError
 from marl_jax.table import dense
 
 FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
@@ -42,10 +42,6 @@ class GroupCounts:
 
 
 Groups = Sequence[Hashable] | np.ndarray | jax.Array
-
-
-class RewardError(UserError, ValueError):
-    """A reward that is no finite number on the device."""
 
 
 def group_key(
@@ -97,16 +93,16 @@ def as_rewards(rewards: Any) -> np.ndarray:
     """
     given = np.asarray(rewards)
     if not jnp.isdtype(given.dtype, ("bool", "integral", "real floating")):
-        raise RewardError(f"rewards are {rewards!r:.80}; they must be numbers")
+        raise OwnError(f"rewards are {rewards!r:.80}; they must be numbers")
     with np.errstate(over="ignore"):
         rewards = given.astype(precision(given.dtype))
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
-        raise RewardError(
+        raise OwnError(
             f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the reward"
         )
     if (large := np.flatnonzero(abs(rewards) > LARGEST)).size:
-        raise RewardError(
+        raise OwnError(
             f"reward {given.flat[large[0]]} in row {large[0]} is beyond {LARGEST:g}; scale the reward"
         )
     return rewards

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marl_jax import fields
-from marl_jax.errors import UserError
 from marl_jax.fields import NotNegative
 from marl_jax.learning.estimators.advantages import (
     Estimator,
@@ -29,17 +28,8 @@ from marl_jax.learning.estimators.groups import (
     group_key,
     is_attribute,
 )
-from marl_jax.own import called, own_function
+from marl_jax.own import OwnError, called, own_function
 from marl_jax.table import Table, path_tuples
-
-
-class GroupError(UserError, ValueError):
-    """A group's key names an attribute that a call or its task does not have."""
-
-
-class RowsError(UserError, ValueError):
-    """A user's function of `advantages.rows` raised, or did not return such columns."""
-
 
 ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
 
@@ -121,19 +111,19 @@ def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, i
 
 def _own_columns(table: Table, name: str) -> Table:
     """The table with the columns that a user's function gives its rows."""
-    found = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", RowsError, table)
+    found = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
     wrong = (
         f"advantages.rows '{name}' returned {found!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
     )
     if not isinstance(found, Mapping) or not set(found) <= set(ROW_COLUMNS):
-        raise RowsError(wrong)
+        raise OwnError(wrong)
     try:
         columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
     except (TypeError, ValueError):
-        raise RowsError(wrong) from None
+        raise OwnError(wrong) from None
     for column, values in columns.items():
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
-            raise RowsError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
+            raise OwnError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
     return table.replace(**columns)
 
 
@@ -167,7 +157,7 @@ def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
     name = field.partition(".")[2]
     if name not in given:
         there = f"it has: {', '.join(given)}" if given else "it has none"
-        raise GroupError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
+        raise OwnError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
     value = given[name]  # a list or a mapping, say
     return value if isinstance(value, Hashable) else json.dumps(value, sort_keys=True, default=repr)
 

@@ -218,7 +218,7 @@ def make_mesh(config: RunConfig) -> Mesh | None:
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
-        made = called(load_own(config.name, "data set"), f"data set '{config.name}'", DataError, split)
+        made = called(load_own(config.name, "data set"), f"data set '{config.name}'", split)
         tasks: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
         procedural = config.name in KINDS
