@@ -222,7 +222,7 @@ def test_bytes_where_text_should_be_are_a_broken_row_of_a_parquet_file(tmp_path)
     refuse(tmp_path, "math500", f"{path}, row 1: field 'subject' is bytes, not text", split="test")
     code = [{"prompt": "1?", "tests": [{"call": "f", "args": [b"1"], "expected": 1}]}]
     path = parquet(tmp_path / "data" / "test.parquet", code)
-    refuse(tmp_path, "jsonl", f"{path}, row 1: its tests cannot be run: .*bytes", split="test")
+    refuse(tmp_path, "jsonl", f"{path}, row 1: its level, meta or tests cannot be written as JSON: .*bytes", split="test")
 
 
 def write(path, data):
@@ -468,7 +468,10 @@ BROKEN_TASKS = [
     ),
     (replace(SUM, gold="$$"), "its answer '$$' is empty: nothing can be equal to it"),
     (replace(SUM, meta=None), "field 'meta' is NoneType, not a dict"),
-    (replace(SUM, meta={"set": {1}}), "its level or meta cannot be written as JSON: Object of type set"),
+    (
+        replace(SUM, meta={"set": {1}}),
+        "its level, meta or tests cannot be written as JSON: Object of type set",
+    ),
     (replace(SUM, meta={1: 2}), "its meta or tests have a dict with keys that are no texts"),
 ]
 BROKEN_TESTS = [
