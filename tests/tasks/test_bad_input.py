@@ -222,7 +222,12 @@ def test_bytes_where_text_should_be_are_a_broken_row_of_a_parquet_file(tmp_path)
     refuse(tmp_path, "math500", f"{path}, row 1: field 'subject' is bytes, not text", split="test")
     code = [{"prompt": "1?", "tests": [{"call": "f", "args": [b"1"], "expected": 1}]}]
     path = parquet(tmp_path / "data" / "test.parquet", code)
-    refuse(tmp_path, "jsonl", f"{path}, row 1: its level, meta or tests cannot be written as JSON: .*bytes", split="test")
+    refuse(
+        tmp_path,
+        "jsonl",
+        f"{path}, row 1: its level, meta or tests cannot be written as JSON: .*bytes",
+        split="test",
+    )
 
 
 def write(path, data):
