@@ -26,7 +26,7 @@ from marl_jax.packaged import located
 from marl_jax.policies import PolicySpec, policy_names
 from marl_jax.rollouts.history import Chat
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import FolderError, run_around
+from marl_jax.run_folder.folder import FolderError, path_errors, run_around
 from marl_jax.runs.loading.parts import digests, load_parts
 from marl_jax.runs.loading.stored import (
     check_unchanged,
@@ -110,24 +110,19 @@ def export(
     )
     dtype = dtype or kept
     tree = stored.trees[policy]
-    try:
-        with disk_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            if format == "hf":
-                # What ended its turns here ends them elsewhere; a base that never saw a chat does not list it.
-                if chat.end_of_turn not in model.stop_tokens:
-                    model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
-                model = dataclasses.replace(model, dtype=dtype)
-                save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
-            else:
-                adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-                base, alpha = str(located(spec.base).absolute()), config.policies.lora_alpha
-                save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
-                save_tokenizer(directory, spec.base)
-    except OSError as error:
-        raise FolderError(
-            f"'{directory}' cannot be written ({error.strerror}): choose another --out"
-        ) from None
+    with path_errors(directory, "choose another --out"), disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if format == "hf":
+            # What ended its turns here ends them elsewhere; a base that never saw a chat does not list it.
+            if chat.end_of_turn not in model.stop_tokens:
+                model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
+            model = dataclasses.replace(model, dtype=dtype)
+            save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
+        else:
+            adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+            base, alpha = str(located(spec.base).absolute()), config.policies.lora_alpha
+            save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
+            save_tokenizer(directory, spec.base)
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
     return Exported(directory, policy, roles, stored.step, format, dtype, note)
 

@@ -8,23 +8,19 @@ from marl_jax.errors import UserError
 from marl_jax.packaged import packaged
 
 
-class ProjectError(UserError, RuntimeError):
-    """The project cannot be written; the text is one line."""
-
-
 def new_project(directory: str | os.PathLike[str]) -> str:
     """Write the project into a folder that is empty or not there yet; what to do with it, in words."""
     if not os.fspath(directory):
-        raise ProjectError("the folder is missing: marl-jax new DIR")
+        raise UserError("the folder is missing: marl-jax new DIR")
     path = Path(os.path.expanduser(directory))
     try:
         path.mkdir(parents=True, exist_ok=True)
         if present := sorted(entry.name for entry in path.iterdir()):
-            raise ProjectError(f"'{directory}' holds {present[0]}: give a folder that is empty, or a new one")
+            raise UserError(f"'{directory}' holds {present[0]}: give a folder that is empty, or a new one")
         project = packaged("docs") / "examples" / "project"
         names = sorted(file.name for file in project.iterdir() if file.is_file())
         for name in names:
             shutil.copyfile(project / name, path / name)
     except OSError as error:
-        raise ProjectError(f"'{directory}' cannot be written ({error.strerror}): choose another") from None
+        raise UserError(f"'{directory}' cannot be written ({error.strerror}): choose another") from None
     return f"{', '.join(names)}: in '{path}'; its README.md says how to test, try and train it"

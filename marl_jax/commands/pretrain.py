@@ -24,7 +24,7 @@ from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
-from marl_jax.run_folder.folder import outside
+from marl_jax.run_folder.folder import outside, path_errors
 from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
@@ -49,7 +49,9 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
     """Train the base, write its directory, and measure it on so many held-out problems of each kind; 0: do not."""
     if not out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
-    _probe(Path(out := os.path.expanduser(out)))
+    out = os.path.expanduser(out)
+    with path_errors(outside(out), "choose another --out"):  # refused before training
+        tempfile.TemporaryFile(dir=out).close()
     tokenizer = build_micro_tokenizer()
     began = time.perf_counter()
 
@@ -71,17 +73,6 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
         "single_agent": _measured(recipe, out, problems, samples) if problems else {},
     }
     write_json(Path(out) / RECIPE, about)
-
-
-def _probe(directory: Path) -> None:
-    """Make the directory; one that cannot be written, or whose `config.json` is a run's, is refused before training."""
-    try:
-        outside(directory)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        raise ConfigError(
-            [f"--out={directory} cannot be written ({error.strerror}): choose another"]
-        ) from None
 
 
 def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str, Any]:

@@ -28,10 +28,6 @@ from marl_jax.pretraining.transcripts import History, rows, with_lessons
 PATIENCE = 1000  # histories in turn that are too long for a row
 
 
-class RecipeError(UserError, ValueError):
-    """No base can be made by the recipe; the text is one line."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All settings of a base model."""
@@ -106,7 +102,7 @@ def _fitting(stream: Iterable[History], length: int) -> Iterator[History]:
     for row in stream:
         longer = longer + 1 if len(row.tokens) > length else 0
         if longer == PATIENCE:
-            raise RecipeError(f"length is {length}: {longer} histories in turn are longer, so raise it")
+            raise UserError(f"length is {length}: {longer} histories in turn are longer, so raise it")
         if not longer:
             yield row
 

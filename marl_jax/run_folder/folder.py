@@ -73,14 +73,10 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
     """
     path = Path(os.path.expanduser(workdir)).absolute()
     with contextlib.ExitStack() as stack:
-        try:
+        with path_errors(path, way_out):
             path.mkdir(parents=True, exist_ok=True)
             earlier(path)
             owner = stack.enter_context(lock(path / LOCK))
-        except OSError as error:
-            raise FolderError(
-                f"the run folder '{path}' cannot be written ({error.strerror}): {way_out}"
-            ) from None
         if owner is not None:
             raise FolderError(
                 f"another process ({owner}) is running in '{path}': wait for it, stop it, or choose another --workdir"
@@ -236,12 +232,8 @@ def outside(out: str | os.PathLike[str]) -> Path:
     path = Path(os.path.expanduser(out)).absolute()
     if around := run_around(path):
         raise FolderError(f"--out={out} lies in the run '{around}': choose another folder")
-    try:
+    with path_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(
-            f"--out={out} cannot be written ({error.strerror}): choose another folder"
-        ) from None
     return path
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from marl_jax.commands.new import ProjectError, new_project
+from marl_jax.commands.new import new_project
+from marl_jax.errors import UserError
 from marl_jax.packaged import HOME
 
 FILES = ["README.md", "cells.py", "reward.py", "task.py", "test_project.py", "workflow.py"]
@@ -30,10 +31,10 @@ def test_its_own_test_passes_in_its_folder(tmp_path):
 
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path):
     (tmp_path / "task.py").write_text("mine")
-    with pytest.raises(ProjectError, match=r"holds task\.py: give a folder that is empty"):
+    with pytest.raises(UserError, match=r"holds task\.py: give a folder that is empty"):
         new_project(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["task.py"]
-    with pytest.raises(ProjectError, match="the folder is missing: marl-jax new DIR"):
+    with pytest.raises(UserError, match="the folder is missing: marl-jax new DIR"):
         new_project("")
-    with pytest.raises(ProjectError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         new_project(tmp_path / "task.py" / "below")

@@ -14,9 +14,10 @@ import script
 from study_folders import write_run
 
 from marl_jax.config.run_config import load_file
+from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig, forward, init, load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
-from marl_jax.pretraining.recipe import Recipe, RecipeError, batches, pack, train
+from marl_jax.pretraining.recipe import Recipe, batches, pack, train
 from marl_jax.pretraining.transcripts import History
 
 TOKENIZER = build_micro_tokenizer()
@@ -79,7 +80,7 @@ def test_the_rows_of_a_committed_base_are_still_what_they_were(scale):
 
 
 def test_rows_that_hold_no_history_are_refused():
-    with pytest.raises(RecipeError, match="length is 8: 1000 histories in turn are longer"):
+    with pytest.raises(UserError, match="length is 8: 1000 histories in turn are longer"):
         next(batches(Recipe("xs", steps=1, length=8), TOKENIZER))
 
 
@@ -149,7 +150,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_trained(tmp_p
     for out in ("~/file", tmp_path / "file" / "base"):
         assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={out}") == 2
         place = os.path.expanduser(out)
-        assert capsys.readouterr().err.count(f"--out={place} cannot be written") == 1
+        assert capsys.readouterr().err.count(f"'{place}' cannot be used") == 1
 
 
 def test_a_base_is_not_written_over_a_run(tmp_path, capsys):

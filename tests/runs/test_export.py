@@ -265,7 +265,7 @@ def test_what_cannot_be_exported_is_one_line(full, lora, base, tmp_path):
             for place in (run, run / "checkpoints" / "3", run / "exported")
         ),
         ((full, "p0", adapter_there), "holds adapter_config.json, of another format than hf"),
-        ((full, "p0", file), "cannot be written"),
+        ((full, "p0", file), "cannot be used"),
         ((full, "p0", tmp_path, {"format": "gguf"}), "--format=gguf is unknown; there is: hf, peft"),
         ((full, "p0", tmp_path, {"dtype": "float16"}), "--dtype=float16 is unknown: did you mean 'bfloat16'"),
         (

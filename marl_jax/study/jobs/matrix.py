@@ -19,7 +19,7 @@ from pathlib import Path
 from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config, sets_of
 from marl_jax.fields import nearest
 from marl_jax.run_folder import checkpoints, folder
-from marl_jax.run_folder.folder import FolderError, lock
+from marl_jax.run_folder.folder import FolderError, lock, path_errors
 from marl_jax.run_folder.json_lines import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
@@ -324,11 +324,9 @@ def _taken(job: Job) -> Iterator[bool]:
     """Whether the job is this process's own for as long as the context lasts: its training and what follows."""
     place = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
     with contextlib.ExitStack() as stack:
-        try:
+        with path_errors(place.parent, "choose another --root"):
             place.parent.mkdir(parents=True, exist_ok=True)
             owner = stack.enter_context(lock(place))
-        except OSError as error:
-            raise FolderError(f"'{place.parent}' cannot be written ({error.strerror})") from None
         yield owner is None
 
 
