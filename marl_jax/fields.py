@@ -264,7 +264,8 @@ def _as(option: Any, value: Any) -> Any:
         known = annotations(option)
         if unknown := [name for name in value if name not in known]:
             raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
-        needed = (field.name for field in dataclasses.fields(option) if field.init and _is_needed(field))
+        bare = lambda field: field.default is field.default_factory is dataclasses.MISSING
+        needed = (field.name for field in dataclasses.fields(option) if field.init and bare(field))
         if lacking := [name for name in needed if name not in value]:
             raise Misbuilt(f"{option.__name__}(...) with '{lacking[0]}'")
         try:
@@ -281,10 +282,6 @@ def _entry(annotation: Any, key: Any, value: Any) -> Any:
         raise
     except Mismatch as error:
         raise Misbuilt(f"a JSON object whose '{key}' is {error}") from None
-
-
-def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _plain(value: Any) -> Any:

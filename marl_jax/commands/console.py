@@ -4,7 +4,6 @@ marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/voting
 marl-jax COMMAND --helpshort
 """
 
-import ast
 import contextlib
 import functools
 import io
@@ -75,8 +74,10 @@ def to_a_reader() -> Iterator[None]:
 
 
 def _help() -> str:
+    from marl_jax.commands.pages import first_words
+
     fill = functools.partial(textwrap.fill, width=80, subsequent_indent=" " * 12)
-    lines = [fill(f"  {name:<10}{_summary(_file(name))}") for name in COMMANDS]
+    lines = [fill(f"  {name:<10}{first_words(_file(name))}") for name in COMMANDS]
     return "\n".join(
         ["marl-jax COMMAND ...", "", *lines, "", "marl-jax COMMAND --helpshort says what there is to set."]
     )
@@ -84,8 +85,3 @@ def _help() -> str:
 
 def _file(name: str) -> Path:
     return packaged("experiments") / f"{name}.py"
-
-
-def _summary(file: Path) -> str:
-    """The first line of the command's docstring."""
-    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]

@@ -103,8 +103,8 @@ def evaluate(
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
-            other = evaluation.data is not None
-            check_unchanged(path, {name: of for name, of in now.items() if not (other and _of_data(name))})
+            replaced = ("data ", "code of data") if evaluation.data else ()
+            check_unchanged(path, {name: of for name, of in now.items() if not name.startswith(replaced)})
         stored = _each(path, config, parts, wanted)
         first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
         if wanted and not first:
@@ -196,11 +196,6 @@ def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfi
     """The settings of the training's data, but for those that a data set of this kind does not take."""
     fresh = {field: getattr(DataConfig, field) for field in not_taken(name)}
     return dataclasses.replace(trained_on, **fresh | {"name": name, "directory": directory})  # type: ignore[arg-type]
-
-
-def _of_data(name: str) -> bool:
-    """Whether a digest is of the problems, or of the function that makes them."""
-    return name.startswith("data ") or name == "code of data"
 
 
 def _learned_from(trained_on: DataConfig, config: DataConfig, split: str, tasks: Sequence[Task]) -> str:

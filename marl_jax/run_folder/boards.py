@@ -45,7 +45,8 @@ class TensorBoard:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One event with a value per tag."""
-        tags = (_text(1, tag.encode()) + _key(2, 5) + _float(value) for tag, value in numbers(values).items())
+        given = ((tag, max(-_LARGEST, min(value, _LARGEST))) for tag, value in numbers(values).items())
+        tags = (_text(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value) for tag, value in given)
         with disk_errors(self._directory):
             self._write(_varint(2, step) + _text(5, b"".join(_text(1, tag) for tag in tags)))
 
@@ -144,10 +145,6 @@ def _varint(field: int, value: int) -> bytes:
 
 def _text(field: int, value: bytes) -> bytes:
     return _key(field, 2) + _number(len(value)) + value
-
-
-def _float(value: float) -> bytes:
-    return struct.pack("<f", max(-_LARGEST, min(value, _LARGEST)))
 
 
 def _number(value: int) -> bytes:

@@ -87,7 +87,7 @@ def train(
         hosts.on_stop(stop.hear)
         stream = None if hosts.is_first() else io.StringIO()  # another process has the live view
         live = live or stack.enter_context(
-            Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles)
+            contextlib.closing(Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles))
         )
         stack.enter_context(hosts.telling())
         stop.farewell = functools.partial(

@@ -132,7 +132,10 @@ def own_work(run: Run) -> Table:
     along = [record for record in trained(run) if record.get("roles")]
     ends = [*along[:1], *along[1:][-1:]]
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
-    said = [_with_choice(record["roles"].get(role, {})) for role in roles for record in ends]
+    own = [record["roles"].get(role, {}) for role in roles for record in ends]
+    said = [
+        {**(one.get("choice") or {}), **one} for one in own
+    ]  # its own numbers count where both have a name
     rows = {title: [percent(one.get(key)) for one in said] for key, title in OWN_WORK.items()}
     rows |= {
         title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in said]
@@ -143,11 +146,6 @@ def own_work(run: Run) -> Table:
         "judge or picker that does not look: always one verdict, or a blind pick where there was a choice."
     )
     return _first_and_last("Roles' own work, first and last evaluation", how, roles, ends, rows)
-
-
-def _with_choice(said: Record) -> Record:
-    """A role's numbers beside those of its choices, of which its own count where both have a name."""
-    return {**(said.get("choice") or {}), **said}
 
 
 def _roles(run: Run) -> Table:

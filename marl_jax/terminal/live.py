@@ -38,7 +38,7 @@ RECENT = 20  # steps whose lower quartile gives the time left
 
 
 class Live:
-    """Shows a run to a person. Close it, or use it as a context, so that the last state stays to be read."""
+    """Shows a run to a person. Close it, so that the last state stays to be read."""
 
     def __init__(
         self,
@@ -66,12 +66,6 @@ class Live:
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
         self._drawn: list[str] = []
-
-    def __enter__(self) -> "Live":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def resumed(
         self,

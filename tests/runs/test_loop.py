@@ -1,5 +1,6 @@
 """A run makes the steps it was asked for, leaves what its folder promises, and refuses what it cannot train on."""
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -176,7 +177,7 @@ def test_only_a_reward_of_ones_own_does_without_answers(base, tmp_path):
 
 def test_problems_of_val_that_are_learned_from_are_told(base, tmp_path):
     said = io.StringIO()
-    with Live(0, ("generator", "aggregator"), said) as live:
+    with contextlib.closing(Live(0, ("generator", "aggregator"), said)) as live:
         loop.train(own_data(base, sums, steps=0), tmp_path / "run", live=live)
     assert (
         "'test_loop:sums': 2 of the 4 problems of val have a question that is in train, too"

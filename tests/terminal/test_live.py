@@ -1,5 +1,6 @@
 """The live view shows a run on a terminal in place, elsewhere in lines, and never gets in the run's way."""
 
+import contextlib
 import io
 import re
 
@@ -259,7 +260,7 @@ def test_notes_stay_above_and_hold_nothing_that_a_terminal_obeys():
 
 def test_an_exception_leaves_the_last_state_and_a_clean_line_below():
     stream = Terminal()
-    with pytest.raises(KeyboardInterrupt), Live(10, ROLES, stream, Clock()) as view:
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(Live(10, ROLES, stream, Clock())) as view:
         view.step(1, metrics())
         view.rollout(Progress(episodes=4, done=1, seconds=1.0))
         raise KeyboardInterrupt
@@ -288,7 +289,7 @@ def test_nothing_is_written_after_closing():
 
 def test_elsewhere_steps_are_lines_ten_seconds_apart_and_every_evaluation_is_one():
     clock, stream = Clock(), io.StringIO()
-    with Live(30, ROLES, stream, clock) as view:
+    with contextlib.closing(Live(30, ROLES, stream, clock)) as view:
         view.evaluation(evaluation(0, 0.42))
         run(view, clock, range(1, 31), seconds=4.0)
         view.evaluation(evaluation(30, 0.5))
@@ -347,7 +348,7 @@ class Broken(io.StringIO):
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
 def test_a_stream_that_breaks_does_not_stop_the_run(error, terminal):
-    with Live(3, ROLES, Broken(error, terminal), Clock()) as view:
+    with contextlib.closing(Live(3, ROLES, Broken(error, terminal), Clock())) as view:
         view.note("hello")
         view.step(1, metrics())
         view.evaluation(evaluation(1, 0.5))

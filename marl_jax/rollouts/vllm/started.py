@@ -50,7 +50,8 @@ class Needed:
     def command(self, chosen: VllmConfig, address: str) -> list[str]:
         """The server's command line; `shown` adds the environment that it needs."""
         at = urlsplit(address)
-        lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {_room(self.rank)}".split()
+        room = next((room for room in RANKS if room >= self.rank), self.rank)
+        lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {room}".split()
         return [
             *(os.path.expanduser(chosen.python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(located(self.base))),
@@ -144,7 +145,3 @@ class Started:
             lines = [line for line in lines if "Error: " in line and "root cause" not in line] or lines
         last = lines[-1][:500] if lines else "nothing"
         raise EngineGone(f"the vLLM server {what} and said '{last}': see its log, '{self.log}'")
-
-
-def _room(rank: int) -> int:
-    return next((room for room in RANKS if room >= rank), rank)

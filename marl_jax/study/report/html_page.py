@@ -160,18 +160,15 @@ def _environment() -> Any:
         keep_trailing_newline=True,
     )
     scripts = [PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     environment.globals.update(
         legend=drawing.legend,
         words=run_sentences,
         tables=run_tables,
         scripts=list(map(markupsafe.Markup, scripts)),
-        allowed=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
+        allowed=" ".join(f"'sha256-{one}'" for one in hashes),
     )
     return environment
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _data(
