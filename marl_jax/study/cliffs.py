@@ -46,9 +46,8 @@ class Course:
     @property
     def peak_steps(self) -> tuple[int, int]:
         """The steps that the problems of even and of odd number choose; the earliest of equals."""
-        even, odd = (
-            self.right[:, half::2].mean(axis=1).round(9) for half in (0, 1)
-        )  # rounding orders no ties
+        # Means of one number of right answers may differ in their last bits.
+        even, odd = (self.right[:, half::2].mean(axis=1).round(9) for half in (0, 1))
         return self.steps[int(np.argmax(even))], self.steps[int(np.argmax(odd))]
 
     @property

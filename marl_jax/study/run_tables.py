@@ -133,9 +133,8 @@ def own_work(run: Run) -> Table:
     ends = [*along[:1], *along[1:][-1:]]
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
     own = [record["roles"].get(role, {}) for role in roles for record in ends]
-    said = [
-        {**(one.get("choice") or {}), **one} for one in own
-    ]  # its own numbers count where both have a name
+    # Beside the numbers of its choices, of which its own counts where both have a name.
+    said = [{**(one.get("choice") or {}), **one} for one in own]
     rows = {title: [percent(one.get(key)) for one in said] for key, title in OWN_WORK.items()}
     rows |= {
         title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in said]
