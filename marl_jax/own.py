@@ -54,8 +54,15 @@ def as_static(name: str | None, what: str) -> Callable[..., Any] | None:
 
 def digest_own(name: str) -> str:
     """A digest of the module's source file: it changes when the user's code does."""
-    source = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
-    return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
+    module = importlib.import_module(name.partition(":")[0])
+    try:
+        source = inspect.getsourcefile(module)
+        return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
+    except (OSError, TypeError):  # of a notebook, or of standard input
+        raise OwnError(
+            f"'{name}' is in no file that can be read, and a run keeps a digest of it: write it into a file, such as "
+            "mine.py, and name that, such as mine:function"
+        ) from None
 
 
 def called(function: Callable[..., Any], who: str, *args: Any) -> Any:

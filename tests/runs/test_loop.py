@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import threading
+import types
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,7 @@ from marl_jax.config.run_config import (
 from marl_jax.errors import RunError
 from marl_jax.learning import AdvantageConfig
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.own import OwnError
+from marl_jax.own import OwnError, digest_own
 from marl_jax.pretraining.pairs import write_pairs
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rewards.warn import ungraded
@@ -386,6 +387,18 @@ def test_a_metric_of_ones_own_is_the_accuracy_decides_best_and_is_named(base, tm
     page = html.unescape(write_report(tmp_path / "run").read_text())
     named = f"What is called accuracy here is the mean of '{__name__}:calls_of_all' over the episodes."
     assert page.index(named) < page.index("<figure")  # among the first words
+
+
+@pytest.mark.parametrize("file", [None, "<stdin>"])
+def test_code_that_is_in_no_file_as_of_a_notebook_is_refused_in_one_line(monkeypatch, file):
+    notebook = types.ModuleType("notebook")
+    if file:
+        notebook.__file__, notebook.__loader__ = file, object()
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    with pytest.raises(
+        OwnError, match=r"'notebook:mine' is in no file that can be read.*such as mine:function$"
+    ):
+        digest_own("notebook:mine")
 
 
 def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole):
