@@ -31,7 +31,7 @@ KINDS = ("ppo", "gspo", "cispo", "pg")
 OBJECTIVES = ("sft", "dpo", "kto", "sppo")  # of whole sequences, see `objectives`
 AGGREGATIONS = get_args(Aggregation)
 LOG_RATIO_LIMIT = 20.0
-LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
+LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate or a mean, so that it stays finite
 
 
 def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any]:
@@ -171,10 +171,11 @@ def policy_loss(
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
     weights, denominator = weights.astype(logp.dtype), denominator.astype(logp.dtype)
 
-    log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    bounded = lambda gap: jnp.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = bounded(logp - old_logp)
     if kind == "gspo":
         # Every token has its sequence's mean log-ratio as value and its own log-prob as gradient.
-        log_ratio = fixed(_sequence_mean(log_ratio, mask, sequences)) + logp - fixed(logp)
+        log_ratio = fixed(bounded(_sequence_mean(logp - old_logp, mask, sequences))) + logp - fixed(logp)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
     if is_own(kind):  # whose loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
@@ -187,11 +188,12 @@ def policy_loss(
     }
 
     if sampler_logp is not None and (is_cap is not None or mask_ratio is not None):
-        gap = jnp.clip(old_logp - clean(fixed(sampler_logp)), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        gap = old_logp - clean(fixed(sampler_logp))
         if is_cap is not None:
-            importance = jnp.minimum(jnp.exp(gap), is_cap)
+            weight = jnp.exp(bounded(gap))
+            importance = jnp.minimum(weight, is_cap)
             loss = loss * importance
-            metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(jnp.exp(gap) > is_cap, mask)}
+            metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(weight > is_cap, mask)}
         if mask_ratio is not None:
             mean = _sequence_mean(gap, mask, sequences)
             low, high = ((jnp if isinstance(x, jax.Array) else np).log(x) for x in mask_ratio)
@@ -372,9 +374,9 @@ def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Arra
 
 
 def _sequence_mean(x: jax.Array, mask: jax.Array, sequences: jax.Array | None) -> jax.Array:
-    """Mean over the valid tokens of each sequence, at all of its tokens; x is 0 at others. [B, T]"""
+    """Mean gap over the valid tokens of each sequence, at all of its tokens; x is 0 at others. [B, T]"""
     length = jnp.maximum(_over_sequence(mask.astype(x.dtype), sequences), 1.0)
-    return _over_sequence(x, sequences) / length
+    return _over_sequence(jnp.clip(x, -LARGEST_GAP, LARGEST_GAP), sequences) / length
 
 
 def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:

@@ -164,6 +164,17 @@ def test_a_sequence_far_from_its_sampler_teaches_nothing_wherever_it_is_packed()
     )
 
 
+@pytest.mark.parametrize("gap", [-45.0, 45.0])
+def test_one_token_far_off_is_no_less_far_in_the_mean_of_its_sequence(gap):
+    new, mask = np.full((1, 50), -1.0), np.ones((1, 50))
+    other = np.where(np.arange(50) == 3, new - gap, new)
+    # exp(0.9) is above 2 and exp(-0.9) below 0.5; the mean of a gap cut to 20 nats would lie between.
+    far = policy_loss(new, new, [1.0], mask, sampler_logp=other, mask_ratio=(0.5, 2.0), is_cap=None)
+    assert float(far.metrics["ratio_masked"]) == 1 and far.value == 0
+    ratio = policy_loss(new, other, [1.0], mask, kind="gspo").metrics["ratio"]
+    assert float(ratio) == pytest.approx(np.exp(gap / 50))
+
+
 def test_cispo_gradient_is_the_clipped_ratio_times_the_advantage_even_where_clipped():
     grad = jax.grad(
         lambda lp: policy_loss(**dict(BATCH, logp=lp), kind="cispo", aggregation="token_mean").numerator

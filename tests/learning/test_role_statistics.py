@@ -115,6 +115,16 @@ def test_the_share_of_masked_tokens_is_told_where_the_loss_masks():
     assert told(LossConfig()) is None
 
 
+def test_one_token_far_off_is_no_less_far_in_the_mean_of_its_sequence():
+    length, far = 50, np.arange(50) == 3
+    row = dataclasses.replace(ROW, tokens=(3,) * length, logprobs=(-1.0,) * length)
+    known = {"logp": [np.where(far, -46.0, -1.0)], "entropy": [np.ones(length)], "trainer_logp": [None]}
+    loss = LossConfig("gspo", mask_ratio=(0.5, 2.0))
+    told = lambda old: role_statistics(as_table([row]), [0], evidence(**known, old_logp=[old]), loss, True)
+    assert told(np.full(length, -1.0))["ratio_mean"] == pytest.approx(np.exp(-0.9))
+    assert told(known["logp"][0])["ratio_masked"] == 1
+
+
 def test_a_loss_that_is_no_number_is_told_where_its_gradient_was_taken():
     reports = {"p0": {"loss": float("nan")}, "p1": {"loss": float("inf")}, "p2": {"loss": 1.0}, "p3": {}}
     (told,) = loss_warnings(reports, {"p0": 1, "p1": 0, "p2": 0, "p3": 0})

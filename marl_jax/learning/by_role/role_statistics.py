@@ -75,10 +75,11 @@ def role_statistics(
     tokens = [len(evidence.logp[i]) for i in mine]
     by_token = lambda column: np.repeat(column[mine], tokens)
     row_means = lambda values: [own.mean() for own in np.split(values, np.cumsum(tokens)[:-1])]
-    log_ratio = np.clip(new - old, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    bounded = lambda gap: np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = new - old
     if loss.kind == "gspo":  # every token has its sequence's mean
         log_ratio = np.repeat(row_means(log_ratio), tokens)
-    ratio = np.exp(log_ratio)
+    ratio = np.exp(bounded(log_ratio))
     low, high = (
         getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
         for name in ("clip_low", "clip_high")
@@ -96,13 +97,13 @@ def role_statistics(
     }
     counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in mine]
     sampler = [rows.logprobs[i].astype(np.float64)[some] for i, some in zip(mine, counted)]
-    distance = np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    distance = old - np.concatenate(sampler)
     if corrected and loss.mask_ratio is not None:
         low, high = np.log(loss.mask_ratio)
         outside = [not low <= mean <= high for mean in row_means(distance)]
         stats["ratio_masked"] = np.average(outside, weights=tokens)
     if corrected and loss.is_cap is not None:
-        weight = np.exp(distance)
+        weight = np.exp(bounded(distance))
         stats |= {
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
