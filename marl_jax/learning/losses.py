@@ -161,7 +161,7 @@ def policy_loss(
         )
     mask = mask != 0
     fixed = jax.lax.stop_gradient
-    per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)
+    per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else jnp.asarray(x)[:, None], mask.shape)
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
@@ -383,6 +383,7 @@ def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:
     """Sum over each sequence, at all of its tokens. [B, T]"""
     if sequences is None:
         return jnp.broadcast_to(jnp.sum(x, axis=1, keepdims=True), x.shape)
+    sequences = jnp.asarray(sequences)
     chex.assert_equal_shape([x, sequences])
     return jax.ops.segment_sum(x.reshape(-1), sequences.reshape(-1), x.size)[sequences]
 

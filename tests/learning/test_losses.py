@@ -447,6 +447,9 @@ def test_lists_are_arrays_and_a_zero_of_any_type_needs_no_input():
     lists = {name: values.tolist() for name, values in BATCH.items()}
     zeros = {"kl_coef": np.float32(0), "entropy_coef": jnp.zeros(())}
     np.testing.assert_array_equal(policy_loss(**lists, **zeros).value, policy_loss(**BATCH).value)
+    more = {"clip_low": np.linspace(0.0, 0.1, B), "sequences": np.repeat(np.arange(B), T).reshape(B, T)}
+    listed = {name: values.tolist() for name, values in more.items()}
+    np.testing.assert_array_equal(policy_loss(**lists, **listed).value, policy_loss(**BATCH, **more).value)
 
 
 def test_a_metric_reads_as_the_number_that_it_is():
