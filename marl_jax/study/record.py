@@ -292,7 +292,12 @@ def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
 
 def amplifications(run: Run) -> dict[str, Series]:
     """|sum g| / mean |g|: of a role's parallel slots where those were kept apart, else of a policy's roles."""
-    slots = {match[1]: run.series(match[0]) for match in run.keys("gradient/[^/]+/slots/(.+)/amplification")}
+    parts = run.keys("gradient/([^/]+)/slots/(.+)/amplification")
+    owners = Counter(match[2] for match in parts)
+    slots = {
+        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": run.series(match[0])
+        for match in parts
+    }
     slots = {role: series for role, series in slots.items() if np.any(series.known.values != 1)}
     roles = Counter(match[1] for match in run.keys("gradient/([^/]+)/norm/.+"))
     policies = [match for match in run.keys("gradient/([^/]+)/amplification") if roles[match[1]] > 1]

@@ -48,6 +48,14 @@ def test_amplification_is_that_of_parallel_slots_where_they_were_kept_apart(tmp_
     assert {n: s.values.tolist() for n, s in record.amplifications(apart).items()} == {
         "generator": [2.5, 2.5]
     }
+    # Of a role on two policies each has its own: one slot on the second is no reason to drop three on the first.
+    slots = {
+        f"gradient/{policy}/slots/generator/amplification": k for policy, k in (("p0", 2.5), ("p1", 1.0))
+    }
+    partial = read_run(write_run(tmp_path / "partial", lines=[line | slots for line in lines]))
+    assert {n: s.values.tolist() for n, s in record.amplifications(partial).items()} == {
+        "generator (p0)": [2.5, 2.5]
+    }
     isolated = read_run(write_run(tmp_path / "isolated", lines=lines))
     assert record.amplifications(isolated) == {}
     shared = read_run(
