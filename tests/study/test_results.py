@@ -13,6 +13,7 @@ from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import cliffs, results, run_sentences, seeds
 from marl_jax.study.record import read_run
+from marl_jax.study.report import curves
 
 
 @pytest.fixture
@@ -57,6 +58,14 @@ def test_metrics_are_thinned_with_both_ends(collected):
     assert len(steps) == results.STEPS < len(run.metrics) and (steps[0], steps[-1]) == (1, run.step)
     whole = {line["step"]: line["reward"] for line in run.metrics}
     assert [line["reward"] for line in again.metrics] == [float(f"{whole[step]:.4g}") for step in steps]
+
+
+def test_rewards_of_problems_that_were_drawn_again_are_known_as_no_fair_sample(tmp_path):
+    write_run(
+        tmp_path / "runs" / "a", about=config(steps=1), lines=[metrics(1, **{"draws/first_reward": 0.4})]
+    )
+    (path,), _ = results.collect(tmp_path / "runs", tmp_path / "results")
+    assert any("no fair sample" in panel.how for panel in curves.panels(results.read_result(path)))
 
 
 def test_alarms_are_kept_as_all_rows_told_them(tmp_path):
