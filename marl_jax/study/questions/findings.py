@@ -104,7 +104,7 @@ QUESTIONS = {
 }
 VERDICTS = ("higher", "lower", "not shown", "too few seeds")
 BASE, SINGLE, MATCHED = "Over the base", "Over a single agent", "Over a single agent with as many"
-AT_END, AT_PEAK = "At the end", "At the peak"
+AT_END, AT_PEAK, FROM_PEAK = "At the end", "At the peak", "From the peak to the end"
 ORDER = (
     "",
     BASE,
@@ -112,6 +112,7 @@ ORDER = (
     *(f"{MATCHED} {of}" for of in ("calls", "tokens", "calls and tokens")),
     AT_END,
     AT_PEAK,
+    FROM_PEAK,
 )
 NAMED = 3  # differences of one verdict; of more the number is given
 OTHER = 0  # differences in one thing that no question asks for
@@ -159,8 +160,8 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
             yield ends._replace(question=2, against=AT_END)
             yield ends._replace(question=2, against=AT_PEAK, label=f"peak of {label}", gaps=peaks)
         elif changed and _only(pair, *REGIME):
-            yield ends._replace(question=5)
-            yield itself(5, f"terminal over peak of {more.label}", more, "peak")
+            yield ends._replace(question=5, against=AT_END)
+            yield itself(5, f"terminal over peak of {more.label}", more, "peak", FROM_PEAK)
         elif changed and _only(pair, "learner.interventions"):
             yield ends._replace(question=6)
         # Two changed cells differ in two changes: each is compared with the clean one.

@@ -231,7 +231,13 @@ def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
             **learner(interventions={"mixing": {"damping": 0.3}}),
         )
     )
-    rows = {row[0]: (row[1], row[7]) for row in findings.answers(runs)[1].rows}
+    found, table, *_ = findings.answers(runs)
+    rows = {row[0]: (row[1], row[7]) for row in table.rows}
+    # Whether they fall is another question than where they end.
+    assert re.findall(r"[A-Z][a-z ]+: lower in 2 of 2", found[4].answer) == [
+        "At the end: lower in 2 of 2",
+        "From the peak to the end: lower in 2 of 2",
+    ]
     assert rows[f"{name}+updates over {name}"] == ("lower", "5")
     assert rows[f"terminal over peak of {name}+updates"] == ("lower", "5")
     assert rows[f"{name}+damping over {name}"] == ("not shown", "6")
