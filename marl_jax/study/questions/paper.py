@@ -110,8 +110,9 @@ def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
     found = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
     known = [fell for cell in isolated if _agents(cell) > 1 and (fell := _is_cliff(cell)) is not None]
     by = (
-        f"n agents amplify it n to the power of {found.mean:.2f} ({found.low:.2f} – {found.high:.2f}), independent "
-        f"ones to that of 0.5; {sum(known)} of {len(known)} isolated cells fell"
+        "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        f"{found.mean:.2f} ({found.low:.2f} – {found.high:.2f}), that of independent agents with 0.5; "
+        f"{sum(known)} of {len(known)} isolated cells fell"
     )
     if found.low <= 0.5 + 1e-9:
         return (DIFFERS if found.high < 0.5 - 1e-9 else UNSURE), by

@@ -85,8 +85,8 @@ def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_th
     row = agreement(findings.answers(runs)).rows[4]
     assert row[1:] == (
         expected,
-        f"n agents amplify it n to the power of {power:.2f} ({power:.2f} – {power:.2f}), independent ones to that of "
-        f"0.5; {fell} isolated cells fell",
+        "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        f"{power:.2f} ({power:.2f} – {power:.2f}), that of independent agents with 0.5; {fell} isolated cells fell",
     )
 
 
