@@ -168,9 +168,9 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
         places = {id(runs[name]): name for name in found}
         groups = {cell.label: [places[id(run)] for run in cell.runs] for cell in cells}
         seeds = spread(map(len, groups.values()))
-        what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest,"
+        what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest"
         counts = [line.count.known.values for line in firsts.values() if line.count]
-        each = f" of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""
+        each = f", of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""
     lines = [
         _of_cell(name, [firsts[one].series for one in group], place)
         if many

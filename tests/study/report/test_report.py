@@ -425,12 +425,18 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
                 "workflow": {"name": "voting", "settings": {"votes": 6 if "votes6" in cell else 3}},
             }
             along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
-            write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
+            write_run(
+                tmp_path / cell / f"seed-{seed}",
+                about=about,
+                lines=[metrics(2, episodes=None)],
+                evaluations=along,
+            )
     page = Page(write_overview(read_study(tmp_path))[0])
     assert (
         "A line for each cell, the mean of its 5 runs with a band from the least to the greatest, of 128 problems"
         in page.words
     )
+    assert "the least to the greatest; a name below" in page.words  # of rewards, which rest on no such number
     assert "on 128 validation problems" in page.words
     panel = page.data["panels"][0]
     assert [(line["name"], line["steps"]) for line in panel["lines"]] == [
