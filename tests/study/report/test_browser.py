@@ -460,7 +460,13 @@ def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_pat
     assert "Taught nothing: aggregator." in page.locator("#view").inner_text()
     page.locator("#view").get_by_label("Problem").select_option(label="t2")
     assert "Taught nothing: generator, aggregator." in page.locator("#view").inner_text()
+    with page.expect_download() as told:
+        page.get_by_role("button", name="CSV of A whole group", exact=True).click()
+    assert told.value.path().read_text().startswith('sample 0\n"generator 0 46 reward +1.00, advantage')
     page.get_by_role("tab", name="Who lost it").click()
+    with page.expect_download() as told:
+        page.get_by_role("button", name="CSV of Who lost it", exact=True).click()
+    assert told.value.path().read_text() == ",wrong,lost by aggregator\nstep 1,1,100.0% (1)\nstep 2,0,–\n"
     page.get_by_role("button", name="100.0% (1)").click()
     assert page.get_by_role("status").inner_text() == "1 of 4 recorded episodes"
     assert "lost by aggregator" in page.locator("article h3").inner_text()

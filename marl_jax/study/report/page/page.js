@@ -39,17 +39,19 @@ const button = (text, onclick, more = {}) => el("button", {type: "button", oncli
 
 // ------------------------------------------------------------------ tables
 
-for (const table of document.querySelectorAll("table:not(.facts)")) {
+const csvOf = (table, name) => {
   const whole = cell => {  // names are wrapped at their signs, and are one text
     const copy = cell.cloneNode(true);
     copy.querySelectorAll("wbr").forEach(sign => sign.remove());
     copy.normalize();
     return copy;
   };
-  const rows = () => [...table.rows].map(row => [...row.cells].map(cell =>
-    [...whole(cell).childNodes].filter(node => !node.matches?.(".links")).map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
-  (table.closest("details") ?? table.parentElement).before(button("CSV", () => saveCsv(table.dataset.name || "table", rows()), {class: "save"}));
-}
+  const said = cell => [...whole(cell).childNodes].filter(node => !node.matches?.(".links")).map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ");
+  const rows = () => [...table.rows].map(row => [...row.cells].flatMap(cell => Array(cell.colSpan).fill(said(cell))));
+  return button("CSV", () => saveCsv(name, rows()), {class: "save", "aria-label": `CSV of ${name}`});
+};
+for (const table of document.querySelectorAll("table:not(.facts)"))
+  (table.closest("details") ?? table.parentElement).before(csvOf(table, table.dataset.name || "table"));
 
 // On a phone what is long begins folded.
 if (matchMedia("(max-width: 40rem)").matches) for (const fold of document.querySelectorAll("details.fold")) fold.open = false;
@@ -210,8 +212,8 @@ function curve(figure, panel) {
     return [["step", ...named.map(([name]) => name)], ...steps.map((step, index) => [step, ...named.map(([, column]) => column[index])])];
   };
   figure.append(el("div", {class: "saves"},
-    button("PNG", () => picture().toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save"}),
-    button("CSV", () => saveCsv(panel.title, rows()), {class: "save"}),
+    button("PNG", () => picture().toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save", "aria-label": `PNG of ${panel.title}`}),
+    button("CSV", () => saveCsv(panel.title, rows()), {class: "save", "aria-label": `CSV of ${panel.title}`}),
     el("span", {class: "muted small"}, "drag to zoom, double click to see all")));
   plots.push({plot, size});
 }
@@ -290,8 +292,10 @@ const choice = (label, options, onchange) => {
   const select = el("select", {onchange}, ...options.map(([value, text]) => el("option", {value}, text)));
   return {select, label: el("label", {}, label, select)};
 };
-const grid = (head, rows) => el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))),
-  el("tbody", {}, ...rows)));
+const grid = (name, head, rows) => {
+  const table = el("table", {}, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))), el("tbody", {}, ...rows));
+  return el("div", {}, csvOf(table, name), el("div", {class: "scroll"}, table));
+};
 const cell = (children, attributes = {}) => el("td", attributes, ...[children].flat());
 const shown = el("div", {class: "shown", tabindex: "-1"});
 const open = one => { shown.replaceChildren(transcript(one)); shown.focus(); shown.scrollIntoView({block: "nearest"}); };
@@ -385,7 +389,7 @@ function problem() {
     });
     const task_ = tasks[+task.select.value];
     table.replaceChildren(el("pre", {}, task_.question), el("p", {class: "small"}, task_.gold === null ? "" : `Wanted: ${task_.gold}.`),
-      grid(["step", ...heads, "answer", "", ""], rows));
+      grid("One problem", ["step", ...heads, "answer", "", ""], rows));
   };
   fill();
   return [el("p", {class: "muted small"}, "The same problem at every recorded step. In evaluations the noise is the same, too, so that only the weights differ. ✓ and ✗: a role's own answer was right or wrong."),
@@ -418,7 +422,7 @@ function group() {
     const idle = trained && roles.filter(role => mine.some(one => one.calls.some(call => call.r === role)) && !mine.some(one => taught(one.calls.filter(call => call.r === role))));
     table.replaceChildren(el("pre", {}, tasks[+task.select.value].question),
       idle && idle.length ? el("p", {class: "bad small"}, `Taught nothing: ${idle.join(", ")}. All rewards that were compared were equal.`) : "",
-      grid(mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
+      grid("A whole group", mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
         [...rows, el("tr", {}, ...mine.map(one => cell([short(one.a), " ", verdict(one)[0]], {class: verdict(one)[1]})))]));
   };
   fill();
@@ -437,7 +441,7 @@ function losses() {
     }));
   });
   return [el("p", {class: "muted small"}, "Of the recorded episodes with a wrong outcome, those in which some call had the right answer, by the role of the first call that read it; “nobody”: no later call was shown it. A number leads to its transcripts."),
-    losers.length ? grid(["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
+    losers.length ? grid("Who lost it", ["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
 }
 
 const views = {"Transcripts": transcripts, "One problem through the steps": problem, "A whole group": group, "Who lost it": losses};
