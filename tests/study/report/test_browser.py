@@ -230,6 +230,21 @@ def test_a_curve_is_zoomed_by_dragging_and_seen_whole_again(visit, whole):
     page.wait_for_function("document.querySelectorAll('figure')[1].innerText.includes('step 1\\n')")
 
 
+def test_curves_are_zoomed_without_a_pointer_about_the_step_that_was_read(visit, whole):
+    page = visit(whole, 390, has_touch=True, is_mobile=True)
+    reward = page.locator("figure").nth(1)
+    assert not reward.get_by_text("or drag").is_visible()
+    shown = lambda key: (page.keyboard.press(key), reward.locator(".values").inner_text().split()[1])[1]
+    reward.locator(".plot").focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    for name, ends in (("zoom in", ("11", "40")), ("see all", ("1", "60"))):
+        reward.get_by_role("button", name=f"{name} o").focus()
+        page.keyboard.press("Enter")
+        reward.locator(".plot").focus()
+        assert (shown("Home"), shown("End")) == ends
+
+
 def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
     page = visit(whole)
     page.get_by_role("tab", name="Transcripts").focus()

@@ -144,7 +144,9 @@ function curve(figure, panel) {
     owners.forEach((owner, index) => { if (owner === line) plot.setSeries(index, {show: on}); });
     said(plot.cursor.idx ?? null);
   };
+  let pointed = null;
   const said = index => {
+    pointed = steps[index] ?? pointed;
     const held = [...legend.children].indexOf(document.activeElement);
     legend.replaceChildren(el("span", {}, index === null ? "last" : `step ${steps[index]}`));
     panel.lines.forEach(line => {
@@ -180,10 +182,15 @@ function curve(figure, panel) {
       {...axis, label: panel.unit || null, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : panel.percent ? percent(tick) : (+tick.toPrecision(10)).toLocaleString("en", {maximumSignificantDigits: 10}))}],
   }, values, holder);
   said(null);
+  // With all scales as at first, also where there is one step; of all curves, as a zoom is.
+  const whole = () => plots.forEach(({plot}) => plot.setData(plot.data));
+  const zoom = () => {  // to half of the steps, about the one that was pointed at last
+    const {min, max} = plot.scales.x, at = Math.min(Math.max(pointed ?? (min + max) / 2, min), max);
+    plots.forEach(({plot}) => plot.setScale("x", {min: (min + at) / 2, max: (max + at) / 2}));
+  };
   holder.addEventListener("keydown", event => {
     const move = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
-    // With all scales as at first, also where there is one step; of all curves, as a zoom is.
-    if (event.key === "Escape") plots.forEach(({plot}) => plot.setData(plot.data));
+    if (event.key === "Escape") whole();
     if (move === undefined) return;
     event.preventDefault();
     const {min, max} = plot.scales.x;
@@ -214,7 +221,9 @@ function curve(figure, panel) {
   figure.append(el("div", {class: "saves"},
     button("PNG", () => picture().toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save", "aria-label": `PNG of ${panel.title}`}),
     button("CSV", () => saveCsv(panel.title, rows()), {class: "save", "aria-label": `CSV of ${panel.title}`}),
-    el("span", {class: "muted small"}, "drag to zoom, double click to see all")));
+    button("zoom in", zoom, {class: "save", "aria-label": `zoom in on ${panel.title}`}),
+    button("see all", whole, {class: "save", "aria-label": `see all of ${panel.title}`}),
+    el("span", {class: "muted small drag"}, "or drag, and double click")));
   plots.push({plot, size});
 }
 
