@@ -233,7 +233,7 @@ def test_a_curve_is_zoomed_by_dragging_and_seen_whole_again(visit, whole):
 def test_curves_are_zoomed_without_a_pointer_about_the_step_that_was_read(visit, whole):
     page = visit(whole, 390, has_touch=True, is_mobile=True)
     reward = page.locator("figure").nth(1)
-    assert not reward.get_by_text("or drag").is_visible()
+    assert not reward.get_by_text("drag to zoom").is_visible()
     shown = lambda key: (page.keyboard.press(key), reward.locator(".values").inner_text().split()[1])[1]
     reward.locator(".plot").focus()
     for _ in range(20):
@@ -582,6 +582,17 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
         rows = told.value.path().read_text().splitlines()
         assert told.value.suggested_filename == f"{name}.csv" and len(rows) == {"map": 8, "Runs": 15}[name]
         assert rows[0].startswith(wanted[0]) and any(row.startswith(wanted[1]) for row in rows)
+
+
+def test_of_many_lines_a_few_are_picked(visit, study):
+    figure = visit(study).locator("figure").first
+    hidden = lambda: figure.locator("[aria-pressed=false]").count()
+    figure.get_by_role("button", name="show no lines").click()
+    assert hidden() == 7
+    figure.locator(".values button").nth(2).click()
+    assert hidden() == 6
+    figure.get_by_role("button", name="show all lines").click()
+    assert hidden() == 0
 
 
 def test_on_a_phone_names_are_wrapped_behind_their_signs(visit, tmp_path):

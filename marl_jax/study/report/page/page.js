@@ -140,8 +140,8 @@ function curve(figure, panel) {
   let plot = null;
   const legend = el("p", {class: "values small"});
   const isShown = line => plot?.series[owners.lastIndexOf(line)].show ?? true;
-  const toggle = (line, on) => {
-    owners.forEach((owner, index) => { if (owner === line) plot.setSeries(index, {show: on}); });
+  const toggle = (line, on) => {  // without a line: all
+    owners.forEach((owner, index) => { if (owner && (owner === line || !line)) plot.setSeries(index, {show: on}); });
     said(plot.cursor.idx ?? null);
   };
   let pointed = null;
@@ -223,7 +223,9 @@ function curve(figure, panel) {
     button("CSV", () => saveCsv(panel.title, rows()), {class: "save", "aria-label": `CSV of ${panel.title}`}),
     button("zoom in", zoom, {class: "save", "aria-label": `zoom in on ${panel.title}`}),
     button("see all", whole, {class: "save", "aria-label": `see all of ${panel.title}`}),
-    el("span", {class: "muted small drag"}, "or drag, and double click")));
+    ...(panel.lines.length > 4 ? [[false, "no lines"], [true, "all lines"]] : []).map(([on, text]) =>
+      button(text, () => toggle(null, on), {class: "save", "aria-label": `show ${text} of ${panel.title}`})),
+    el("span", {class: "muted small drag"}, "drag to zoom, double click to see all")));
   plots.push({plot, size});
 }
 
