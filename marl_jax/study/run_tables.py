@@ -109,7 +109,7 @@ ROLE_STATISTICS = {
     "entropy": "entropy, nats",
     "perplexity": "perplexity",
     "chi2": "chi2, sampler to trainer",
-    "kl": "KL to the reference",
+    "kl": "KL to the reference, nats",
     "length": "completion length, tokens",
     "truncated_share": "cut off",
     "unreadable_share": "unreadable",
@@ -122,7 +122,7 @@ POLICY_STATISTICS = {
     "clip_factor": "factor of gradient clipping",
     "update_norm": "update norm",
     **CLIPPED,
-    "approx_kl": "KL to the old log-probs",
+    "approx_kl": "KL to the old log-probs, nats",
     "is_weight": "mean importance weight",
 }
 

@@ -177,7 +177,7 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "groups that teach nothing 31.2% 31.2% 32.8% 32.8%",
         "clipped high 0.3% 0.3% 0.3% 0.3%",  # of roles
         "clipped high 0.2% 0.2% 0.2% 0.2%",  # of policies
-        "KL to the old log-probs 0.001 0.001 0.001 0.001",
+        "KL to the old log-probs, nats 0.001 0.001 0.001 0.001",
         "2 steps, 3 to 10; the last: role 'generator': sampler and trainer log-probs are up to 0.0031 apart",
     ):
         assert words in page.words, words
