@@ -91,9 +91,12 @@ def amplification(runs: Sequence[Run]) -> Finding:
 
 def _independent(parts: Sequence[Series]) -> float:
     """The amplification of parts of these lengths that are at right angles, mean over the steps."""
-    steps = functools.reduce(np.intersect1d, [part.known.steps for part in parts]) if parts else np.array([])
+    if not parts:
+        return math.nan
+    steps = functools.reduce(np.intersect1d, [part.known.steps for part in parts])
     lengths = np.array([part.values[np.isin(part.steps, steps)] for part in parts])
-    return float(np.mean(np.sqrt((lengths**2).sum(0)) / lengths.mean(0))) if len(steps) else math.nan
+    lengths = lengths[:, lengths.any(axis=0)]  # without a gradient there is no ratio
+    return float(np.mean(np.sqrt((lengths**2).sum(0)) / lengths.mean(0))) if lengths.size else math.nan
 
 
 def _alike(power: Interval) -> str:

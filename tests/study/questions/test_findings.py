@@ -282,7 +282,9 @@ def with_agents(folder, power, role="generator", **changes):
             more |= {f"{alone}/norm/0": 1.0, f"{alone}/amplification": 1.0, "policy/p1/update_norm": 0.7}
             more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
             more[f"gradient/p0/norm/{role}"] = agents**-0.7
-            lines = [metrics(step, **more) for step in (10, 20, 30)]
+            # In one step nothing has an advantage, so that there is no ratio.
+            idle = {f"{slots}/norm/{slot}": 0.0 for slot in range(agents)} | {f"{slots}/amplification": None}
+            lines = [metrics(step, **more | (idle if step == 20 else {})) for step in (10, 20, 30)]
             place = folder / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
             settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
             runs.append(run(place, seed, course(rng, *RISING), lines=lines, **settings, **changes))
