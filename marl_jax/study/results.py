@@ -26,8 +26,9 @@ SCHEMA = 1
 STEPS = 40  # of the metrics, evenly spaced; the first and the last always
 DIGITS = 4  # of a number of the metrics
 KEPT = re.compile(
-    r"step|reward|reward/.*|draws/first_reward|calls|tokens|failed|alarms|copied/.*|repeated/.*|cosine/.*|groups/.*"
-    r"|gradient/.*|policy/[^/]+/(steps|updates|learning_rate|grad_norm|update_norm|clip_factor|approx_kl)"
+    r"step|reward|reward/.*|draws/first_reward|episodes|calls|tokens|failed|alarms|copied/.*|repeated/.*"
+    r"|cosine/.*|groups/.*|gradient/.*"
+    r"|policy/[^/]+/(steps|updates|learning_rate|grad_norm|update_norm|clip_factor|approx_kl|skipped)"
     r"|role/[^/]+/(entropy|length|truncated_share|unreadable_share|reward|advantage_zero_share|approx_kl|rows)"
     r"|time/step"
 )

@@ -1,6 +1,7 @@
 """What is said of a run in sentences: how far it is, its first numbers, how it ended, alarms, and what went wrong."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,27 @@ def alarms(run: Run) -> list[tuple[str, str]]:
 
 
 def breaks(run: Run) -> list[dict[str, Any]]:
-    """The first and the last time of the same alarms, as marks for the curves, with the alarm's number among them."""
+    """Marks for the curves: the first and the last time of the same alarms, by number, and of losses."""
+    times = [
+        (str(number), title, [one.step for one in alarms])
+        for number, (title, alarms) in enumerate(_by_title(run), 1)
+    ]
+    times += [("!", title, steps) for title, steps in _losses(run) if steps]
     return [
         {"step": step, "title": title, "number": number}
-        for number, (title, times) in enumerate(_by_title(run), 1)
-        for step in sorted({times[0].step, times[-1].step})
+        for number, title, steps in times
+        for step in sorted({steps[0], steps[-1]})
     ]
+
+
+def _losses(run: Run) -> Iterator[tuple[str, list[int]]]:
+    """(what was lost, at which steps): episodes and updates."""
+    lines = [(line["step"], line.get("failed")) for line in run.metrics]
+    yield "episodes ended by an error", [step for step, failed in lines if failed]
+    for match in run.keys("policy/([^/]+)/skipped"):
+        counts = run.series(match[0]).known
+        more = np.diff(counts.values, prepend=0) > 0
+        yield f"updates of policy {match[1]} skipped", counts.steps[more].tolist()
 
 
 def _by_title(run: Run) -> list[tuple[str, list[Alarm]]]:

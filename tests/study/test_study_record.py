@@ -175,15 +175,26 @@ def test_an_alarm_that_comes_again_is_one_with_several_marks(tmp_path):
     ]
     run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=[]))
     names = [name for name, _ in run_sentences.alarms(run)]
-    times = {number: [] for number in range(1, len(names) + 1)}
+    times = {str(number): [] for number in range(1, len(names) + 1)}
     for mark in run_sentences.breaks(run):
-        assert names[mark["number"] - 1].startswith(mark["title"])
+        assert names[int(mark["number"]) - 1].startswith(mark["title"])
         times[mark["number"]].append(mark["step"])
     assert names == [
         "truncation (generator) since step 8",
         "readability (generator) since step 25 (1 before, the first at step 11)",
     ]
-    assert times == {1: [8], 2: [11, 25]}
+    assert times == {"1": [8], "2": [11, 25]}
+
+
+def test_curves_mark_where_episodes_and_updates_were_first_and_last_lost(tmp_path):
+    skips = (0, 1, 1, 2, 2)
+    lines = [{"step": k, "failed": int(k == 3), "policy/p0/skipped": n} for k, n in enumerate(skips, 1)]
+    marks = run_sentences.breaks(read_run(write_run(tmp_path / "run", lines=lines)))
+    assert [(mark["step"], mark["number"], mark["title"]) for mark in marks] == [
+        (3, "!", "episodes ended by an error"),
+        (2, "!", "updates of policy p0 skipped"),
+        (4, "!", "updates of policy p0 skipped"),
+    ]
 
 
 def test_peak_and_terminal_say_why_there_are_none(tmp_path):
