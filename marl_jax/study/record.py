@@ -41,6 +41,10 @@ class Series(NamedTuple):
         there = np.isfinite(self.values)
         return Series(self.steps[there], self.values[there])
 
+    def constant(self, value: float) -> "Series":
+        """One value at the same steps."""
+        return Series(self.steps, np.full(len(self.steps), float(value)))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
@@ -290,18 +294,31 @@ def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
     return {name: Series(steps, row) for name, row in zip(norms, shares)}
 
 
-def amplifications(run: Run) -> dict[str, Series]:
-    """|sum g| / mean |g|: of a role's parallel slots where those were kept apart, else of a policy's roles."""
+def episodes(run: Run) -> Series:
+    """How many episodes each step had; by the configuration where results were kept without."""
+    kept, reward = run.series("episodes"), run.series("reward")
+    if len(kept.steps) or run.keys("draws/.+") or run.config.get("phases"):
+        return kept
+    planned = run.config["data"]["problems"] * run.config["rollout"]["samples"]
+    return reward.constant(planned)
+
+
+def amplifications(run: Run) -> dict[str, tuple[Series, Series]]:
+    """(|sum g| / mean |g|, of how many parts g): a role's slots where those were kept apart, else a policy's roles."""
+
+    def of(key: str) -> tuple[Series, Series]:
+        series, norms = run.series(key), run.keys(re.escape(key.removesuffix("amplification")) + "norm/.+")
+        return series, series.constant(len(norms))
+
     parts = run.keys("gradient/([^/]+)/slots/(.+)/amplification")
     owners = Counter(match[2] for match in parts)
     slots = {
-        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": run.series(match[0])
-        for match in parts
+        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": of(match[0]) for match in parts
     }
-    slots = {role: series for role, series in slots.items() if np.any(series.known.values != 1)}
+    slots = {role: one for role, one in slots.items() if np.any(one[0].known.values != 1)}
     roles = Counter(match[1] for match in run.keys("gradient/([^/]+)/norm/.+"))
     policies = [match for match in run.keys("gradient/([^/]+)/amplification") if roles[match[1]] > 1]
-    return slots or {match[1]: run.series(match[0]) for match in policies}
+    return slots or {match[1]: of(match[0]) for match in policies}
 
 
 # ---------------------------------------------------------------- evaluations

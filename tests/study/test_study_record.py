@@ -42,26 +42,37 @@ def test_amplification_is_that_of_parallel_slots_where_they_were_kept_apart(tmp_
     slots = {
         "gradient/p0/slots/generator/amplification": 2.5,
         "gradient/p1/slots/aggregator/amplification": 1.0,
+        **{f"gradient/p0/slots/generator/norm/{slot}": 1.0 for slot in range(3)},
     }
     lines = [metrics(step) for step in (1, 2)]
     apart = read_run(write_run(tmp_path / "apart", lines=[line | slots for line in lines]))
-    assert {n: s.values.tolist() for n, s in record.amplifications(apart).items()} == {
-        "generator": [2.5, 2.5]
+    found = lambda run: {
+        name: [one.values.tolist() for one in both] for name, both in record.amplifications(run).items()
     }
+    assert found(apart) == {"generator": [[2.5, 2.5], [3, 3]]}
     # Of a role on two policies each has its own: one slot on the second is no reason to drop three on the first.
     slots = {
         f"gradient/{policy}/slots/generator/amplification": k for policy, k in (("p0", 2.5), ("p1", 1.0))
     }
     partial = read_run(write_run(tmp_path / "partial", lines=[line | slots for line in lines]))
-    assert {n: s.values.tolist() for n, s in record.amplifications(partial).items()} == {
-        "generator (p0)": [2.5, 2.5]
-    }
+    assert found(partial)["generator (p0)"][0] == [2.5, 2.5] and len(found(partial)) == 1
     isolated = read_run(write_run(tmp_path / "isolated", lines=lines))
     assert record.amplifications(isolated) == {}
     shared = read_run(
         write_run(tmp_path / "shared", lines=[metrics(step, isolated=False) for step in (1, 2)])
     )
-    assert {n: s.values.tolist() for n, s in record.amplifications(shared).items()} == {"p0": [1.4, 1.4]}
+    assert found(shared) == {"p0": [[1.4, 1.4], [2, 2]]}
+
+
+def test_results_that_keep_no_number_of_episodes_have_that_of_their_configuration(tmp_path):
+    lines = [{"step": step, "reward": 0.5} for step in (1, 2)]
+    bare = read_run(write_run(tmp_path / "bare", lines=lines))
+    sizes = bare.config["data"]["problems"] * bare.config["rollout"]["samples"]
+    assert record.episodes(bare).values.tolist() == [sizes, sizes]
+    counted = read_run(write_run(tmp_path / "counted", lines=[line | {"episodes": 5} for line in lines]))
+    assert record.episodes(counted).values.tolist() == [5, 5]
+    again = read_run(write_run(tmp_path / "again", lines=[line | {"draws/kept": 0.5} for line in lines]))
+    assert not len(record.episodes(again).steps)
 
 
 def test_the_same_warning_of_many_steps_is_told_once(tmp_path):

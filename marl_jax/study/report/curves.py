@@ -54,14 +54,16 @@ def panels(run: Run) -> list[Panel]:
     """Every picture that the run has numbers for, accuracy first."""
     tones = {role: place for place, role in enumerate(run.roles)}
 
-    def of_roles(series: Mapping[str, Series], *, calls: bool = True) -> list[Line]:
+    def of_roles(
+        series: Mapping[str, Series], counts: Mapping[str, Series] | None = None, of: str = "calls"
+    ) -> list[Line]:
         return [
             Line(
                 name,
                 one,
                 tones.get(name, len(tones) + place),  # of a role on several policies each has its own
-                count=run.series(f"role/{name}/rows") if calls else None,
-                of="calls",
+                count=run.series(f"role/{name}/rows") if counts is None else counts.get(name),
+                of=of,
             )
             for place, (name, one) in enumerate(series.items())
             if len(one.known.steps)
@@ -70,10 +72,13 @@ def panels(run: Run) -> list[Panel]:
     def statistic(key: str) -> list[Line]:
         return of_roles({role: run.series(f"role/{role}/{key}") for role in run.roles})
 
-    outcome = Line("outcome", run.series("reward"), count=run.series("episodes"), of="episodes")
+    outcome = Line("outcome", run.series("reward"), count=record.episodes(run), of="episodes")
     rewards = of_roles({role: run.series(f"reward/{role}") for role in run.roles})
     norms = record.gradient_norms(run)
-    apart = bool(run.keys("gradient/[^/]+/norm/.+"))  # a role's part of the gradient is known
+    calls = (
+        None if run.keys("gradient/[^/]+/norm/.+") else {}
+    )  # of a role, where its part of the gradient is known
+    amplified = record.amplifications(run)
     logarithmic = _spread_widely(norms)
     competing = len(set(run.policy_map.values())) < len(norms)
     drawn_again = len(run.series("draws/first_reward").known.steps) > 0
@@ -90,7 +95,7 @@ def panels(run: Run) -> list[Panel]:
             "Gradient norm",
             "Length of the part of the gradient that comes from a role's calls, before clipping"
             + (", on a logarithmic scale." if logarithmic else "."),
-            of_roles(norms, calls=apart),
+            of_roles(norms, calls),
             logarithmic=logarithmic,
         ),
         Panel(
@@ -101,7 +106,7 @@ def panels(run: Run) -> list[Panel]:
                 if competing
                 else "roles with policies of their own do not compete, so it only shows whose gradients are large."
             ),
-            of_roles(record.gradient_shares(norms), calls=apart) if len(norms) > 1 else [],
+            of_roles(record.gradient_shares(norms), calls) if len(norms) > 1 else [],
             percent=True,
             level=(1 / max(len(norms), 1), "equal"),
             bounds=(0, 1),
@@ -110,7 +115,7 @@ def panels(run: Run) -> list[Panel]:
             "Amplification",
             "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
             "they are unrelated, 0 where they cancel.",
-            of_roles(record.amplifications(run), calls=False),
+            of_roles(*({name: one[i] for name, one in amplified.items()} for i in (0, 1)), of="parts"),
             unit="times",
             bounds=(0, None),
         ),
