@@ -75,9 +75,8 @@ def panels(run: Run) -> list[Panel]:
     outcome = Line("outcome", run.series("reward"), count=record.episodes(run), of="episodes")
     rewards = of_roles({role: run.series(f"reward/{role}") for role in run.roles})
     norms = record.gradient_norms(run)
-    calls = (
-        None if run.keys("gradient/[^/]+/norm/.+") else {}
-    )  # of a role, where its part of the gradient is known
+    # Of a role's calls only where its part of the gradient is known.
+    calls: dict[str, Series] | None = None if run.keys("gradient/[^/]+/norm/.+") else {}
     amplified = record.amplifications(run)
     logarithmic = _spread_widely(norms)
     competing = len(set(run.policy_map.values())) < len(norms)
@@ -115,7 +114,11 @@ def panels(run: Run) -> list[Panel]:
             "Amplification",
             "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
             "they are unrelated, 0 where they cancel.",
-            of_roles(*({name: one[i] for name, one in amplified.items()} for i in (0, 1)), of="parts"),
+            of_roles(
+                {name: series for name, (series, _) in amplified.items()},
+                {name: parts for name, (_, parts) in amplified.items()},
+                of="parts",
+            ),
             unit="times",
             bounds=(0, None),
         ),
