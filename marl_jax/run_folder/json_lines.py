@@ -60,6 +60,23 @@ class JsonLines:
         self._file.close()
 
 
+class Unwritten(JsonLines):
+    """The same file at a process that another writes it for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
+        """Nothing."""
+        return []
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines, also of one that is being written; each must have an integer `step`."""
     if path.exists():

@@ -50,7 +50,7 @@ from marl_jax.run_folder.folder import (
     taken_back,
     versions,
 )
-from marl_jax.run_folder.json_lines import JsonLines, read_lines, recorded
+from marl_jax.run_folder.json_lines import JsonLines, Unwritten, read_lines, recorded
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
@@ -490,16 +490,13 @@ def _settle(runs: Sequence[Run], **measured: Any) -> None:
 
 def _records(
     config: RunConfig, folder: Path, step: int, live: Live, stack: contextlib.ExitStack
-) -> tuple[Any, Any, list[Board]]:
+) -> tuple[JsonLines, JsonLines, list[Board]]:
     """The writers of metrics and evaluations. Lines after the newest checkpoint are removed, and are made again.
-
-    Process 0 alone writes; others have none.
 
     Evaluations by `experiments.evaluate` are not made again: those of the base stay, and of others a warning is shown.
     """
-    if not hosts.is_first():
-        return None, None, []
-    metrics, evaluations = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "eval.jsonl")
+    written = JsonLines if hosts.is_first() else Unwritten
+    metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")
     for record in (metrics, evaluations):
         stack.callback(record.close)
     metrics.rewind(step or -1)
@@ -510,6 +507,8 @@ def _records(
             f"({', '.join(dict.fromkeys(lost))}): ask for them again when their steps are made"
         )
     boards: list[Board] = []
+    if not hosts.is_first():
+        return metrics, evaluations, boards
     if config.logging.tensorboard:
         boards.append(TensorBoard(folder / "tensorboard", step))
         stack.callback(boards[-1].close)

@@ -41,7 +41,7 @@ class Run:
     about: dict[str, Any]  # fields that mark its lines in `eval.jsonl`
     phases: Phases
     checkpoints: Checkpoints
-    metrics: JsonLines  # process 0 alone has it, and the next
+    metrics: JsonLines
     evaluations: JsonLines
     watch: Watch  # the alarms that follow from both
     boards: list[Board]
