@@ -158,6 +158,7 @@ _ABOUT: Mapping[str, tuple[type, ...]] = {
     **{f"config.{part}": (dict, _MAYBE) for part in (*_PARTS, *(f"learner.{part}" for part in _DEEPER))},
     **{"config.workflow.name": (str, _MAYBE), "config.workflow.settings": (dict, _MAYBE)},
     **dict.fromkeys(("config.seed", "config.steps", "config.evaluation.every"), (int, _MAYBE)),
+    **dict.fromkeys(("config.data.problems", "config.rollout.samples"), (int, _MAYBE)),
     **dict.fromkeys(("digests", "versions", "made"), (dict, _MAYBE)),
     **{"changes": (list, _MAYBE), "made.seconds": (*_NUMBER, _MAYBE)},
 }
@@ -299,16 +300,22 @@ def episodes(run: Run) -> Series:
     kept, reward = run.series("episodes"), run.series("reward")
     if len(kept.steps) or run.keys("draws/.+") or run.config.get("phases"):
         return kept
-    planned = run.config["data"]["problems"] * run.config["rollout"]["samples"]
-    return reward.constant(planned)
+    sizes = ("data", "problems"), ("rollout", "samples")
+    problems, samples = ((run.config.get(part) or {}).get(name) or 0 for part, name in sizes)
+    return reward.constant(problems * samples) if problems * samples else kept
+
+
+def parts_of(run: Run, amplification: str) -> list[str]:
+    """The keys of the norms of the parts that an amplification is of."""
+    norms = re.escape(amplification.removesuffix("amplification")) + "norm/.+"
+    return [match[0] for match in run.keys(norms)]
 
 
 def amplifications(run: Run) -> dict[str, tuple[Series, Series]]:
     """(|sum g| / mean |g|, of how many parts g): a role's slots where those were kept apart, else a policy's roles."""
 
     def of(key: str) -> tuple[Series, Series]:
-        series, norms = run.series(key), run.keys(re.escape(key.removesuffix("amplification")) + "norm/.+")
-        return series, series.constant(len(norms))
+        return (series := run.series(key)), series.constant(len(parts_of(run, key)))
 
     parts = run.keys("gradient/([^/]+)/slots/(.+)/amplification")
     owners = Counter(match[2] for match in parts)

@@ -73,6 +73,10 @@ def test_results_that_keep_no_number_of_episodes_have_that_of_their_configuratio
     assert record.episodes(counted).values.tolist() == [5, 5]
     again = read_run(write_run(tmp_path / "again", lines=[line | {"draws/kept": 0.5} for line in lines]))
     assert not len(record.episodes(again).steps)
+    about = config()
+    about["config"]["rollout"] = None
+    untold = read_run(write_run(tmp_path / "untold", about=about, lines=lines))
+    assert not len(record.episodes(untold).steps)
 
 
 def test_the_same_warning_of_many_steps_is_told_once(tmp_path):

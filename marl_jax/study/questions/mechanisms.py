@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
-from marl_jax.study.record import Run, Series
+from marl_jax.study.record import Run, Series, parts_of
 from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, small
 
@@ -44,8 +43,7 @@ def amplification(runs: Sequence[Run]) -> Finding:
         alike["engine"] = {**(alike.get("engine") or {}), "max_prompt": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
-            of_slots = re.escape(match[0].removesuffix("amplification")) + "norm/.+"
-            parts = [run.series(key[0]) for key in run.keys(of_slots)]
+            parts = [run.series(key) for key in parts_of(run, match[0])]
             means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
                 key = json.dumps([match[2], alike], sort_keys=True)
