@@ -95,6 +95,9 @@ def evaluate(
         beside = [] if out is None else list(read_lines(place / "eval.jsonl"))
         before = [*of_run, *sorted(beside, key=lambda line: not _holds(line, of_this))]
         config = on_these_devices(config_of(path))
+        if evaluation.url is not None:
+            server = dataclasses.replace(config.engine.vllm, url=evaluation.url, start=False)
+            config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=server))
         trained_on = config.data
         if evaluation.data:
             config = dataclasses.replace(

@@ -53,9 +53,9 @@ _PACKAGES = (
     *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
     "orbax-checkpoint",
 )
-# These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, and
-# any number of processes may share a run.
-_FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts")
+# These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, any
+# number of processes may share a run, and a server may stand anywhere.
+_FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts", "config.engine.vllm.url")
 _LOGS = (".log", ".out", ".err")  # which may be opened in the folder before a run starts
 _NOTHING = object()
 _held: dict[Path, os.stat_result] = {}  # {path: the file} of the locks of this process
@@ -159,6 +159,8 @@ def begin(
         settled = _still_settled(before, lines)
         settled = dict(settle()) if settled is None else settled
         before = _write(folder, {**before, **now, "settled": settled, "changes": [*before["changes"], lines]})
+    elif before["config"] != now["config"]:
+        before = _write(folder, {**before, "config": now["config"]})
     return before["settled"]
 
 

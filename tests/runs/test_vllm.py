@@ -303,12 +303,19 @@ def test_a_run_survives_the_death_of_its_server(base, tmp_path, of):
     assert steps(tmp_path / "run" / "checkpoints") == [1]
     with pytest.raises(EngineGone, match=r"cannot be reached .*Refused"):
         train(config, tmp_path / "run")
-    with FakeVllm(base, port) as server:
+    with FakeVllm(base, port) if of == "adapters" else FakeVllm(base) as server:  # the same address, or another one
+        config = config_of(base, server.url)
+        config = in_full(config) if of == "full weights" else config
         reached, said = train(config, tmp_path / "run")
         assert reached == 2 and f"vLLM at {server.url}, 8 requests in flight" in said
         if of == "full weights":
             first, last = evaluate(tmp_path / "run", Evaluation(split="val"))
             assert (first["step"], last["step"]) == (0, 2)
+    with FakeVllm(base) as elsewhere:
+        lines = evaluate(tmp_path / "run", Evaluation(split="val", samples=2, url=elsewhere.url))
+        assert [line["step"] for line in lines] == [0, 2] and elsewhere.asked
+        with pytest.raises(ConfigError, match=r"engine.vllm.url is 'nowhere': give the server's address"):
+            evaluate(tmp_path / "run", Evaluation(split="val", url="nowhere"))
     lines, _ = records(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2] and lines[1]["calls"] == 12
     # The sampler had the weights of step 1: its log-probs are those that the trainer computes.
