@@ -137,10 +137,9 @@ def worth(cast: Cast, columns: Columns) -> Columns:
     """
     config, table = cast.config.advantages, columns.table
     made = table.length > 0
-    base = 1 + max(len(table.roles), *(max(cue.slot, cue.turn) for cue in columns.cues))
-    group = jnp.zeros_like(table.task)
-    for field in key_of(config, cast.parts.workflow.groups):  # the first is the task
-        group = group * base + getattr(table, field)
+    fields = key_of(config, cast.parts.workflow.groups)[1:]  # the first is the task
+    within = dense(tuple(getattr(cue, field) for field in fields) for cue in columns.cues)
+    group = table.task * len(within) + jnp.tile(jnp.asarray(within), len(made) // len(within))
     group = jnp.where(made, group, -1)
     with jax.enable_x64(True):
         double = lambda x: x.astype(jnp.float64)
