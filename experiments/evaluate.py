@@ -36,7 +36,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
 flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
-flags.DEFINE_string("url", None, "of the run's vLLM server where it has moved; of several, with commas between")
+flags.DEFINE_string(
+    "url", None, "of the run's vLLM server where it has moved; of several, with commas between"
+)
 flags.DEFINE_string("out", None, "another folder for eval.jsonl, where the run's can only be read")
 cli.define_accept_changes()
 

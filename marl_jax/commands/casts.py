@@ -53,7 +53,7 @@ class Evaluation:
     generator_from: str | os.PathLike[str] | None = None
     generator_checkpoint: str | None = None  # None: latest
     seed: int | None = None  # of the noise; None: the run's
-    url: str | None = None  # of a vLLM server that has moved, or several, as `engine.vllm.url`; None: the run's
+    url: str | None = None  # of vLLM servers that have moved, as `engine.vllm.url`; None: the run's
 
     def __post_init__(self) -> None:
         """Refuse impossible values of flags."""

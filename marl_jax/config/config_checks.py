@@ -75,6 +75,8 @@ def _policies(config: RunFields) -> Problems:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if parted := [name for name in known if "/" in name]:
         yield f"policies.map has the policy '{parted[0]}': '/' parts the names of metrics, so take a name without it"
+    if dotted := [name for name in known if not name.strip(". ")]:
+        yield f"policies.map has the policy '{dotted[0]}', which names no folder: take a name with a letter or a digit"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
     for name in sorted(name for name, base in policies.bases.items() if not base):

@@ -277,6 +277,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("workflow.settings.votes", "0")], "it must be an integer from 1 on"),
         ([("policies.map", '{"generator": "p0"}')], "policy map lacks the role 'aggregator'"),
         ([("policies.map.generator", "Qwen/4b")], "policies.map has the policy 'Qwen/4b': '/' parts"),
+        ([("policies.map.generator", "..")], "policies.map has the policy '..', which names no folder"),
         ([("policies.frozen_roles", "generator,aggregator")], "nothing is left to train"),
         ([("policies.frozen_roles", "generatr")], "frozen role 'generatr'"),
         ([("policies.bases.p9", "x")], "policies.bases names 'p9'"),

@@ -303,7 +303,7 @@ def test_a_run_survives_the_death_of_its_server(base, tmp_path, of):
     assert steps(tmp_path / "run" / "checkpoints") == [1]
     with pytest.raises(EngineGone, match=r"cannot be reached .*Refused"):
         train(config, tmp_path / "run")
-    with FakeVllm(base, port) if of == "adapters" else FakeVllm(base) as server:  # the same address, or another one
+    with FakeVllm(base, port if of == "adapters" else 0) as server:  # the same address, or another one
         config = config_of(base, server.url)
         config = in_full(config) if of == "full weights" else config
         reached, said = train(config, tmp_path / "run")

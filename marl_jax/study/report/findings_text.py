@@ -38,7 +38,7 @@ COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds
 
 def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     """Make the numbers of a page anew from the compact results of a study; its figures and its runs beside it."""
-    path = Path(page)
+    path = Path(os.path.expanduser(page))
     known = [run for run in study.runs.values() if run.compact]
     if not known:
         raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
