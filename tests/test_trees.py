@@ -160,7 +160,13 @@ def test_an_outcome_is_the_mean_over_the_paths_that_a_call_is_on(table):
 
 @pytest.mark.parametrize(
     ("leaves", "designers"),
-    [("mean", [0.75, 0.25]), ("max", [1, 1]), ("min", [0, 0]), ("test_trees:last", [1, 0])],
+    [
+        ("mean", [0.75, 0.25]),
+        ("max", [1, 1]),
+        ("min", [0, 0]),
+        ("test_trees:last", [1, 0]),
+        ("test_trees:spread", [1, 1]),
+    ],
 )
 def test_a_call_before_a_fork_earns_a_function_of_its_leaves(table, leaves, designers):
     rewarded = with_rewards(table, outcome, leaves)
@@ -170,6 +176,11 @@ def test_a_call_before_a_fork_earns_a_function_of_its_leaves(table, leaves, desi
 
 def last(values):
     return values[-1]
+
+
+def spread(values):
+    """Of several values; a call on one path has that path's."""
+    return max(values) - min(values)
 
 
 def wordy(values):

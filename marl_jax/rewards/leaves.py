@@ -25,7 +25,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") -> np.ndarray:
     """Float[count]: from values [M] on paths, one for each row, by a name of `FUNCTIONS` or "module:function".
 
-    A user's function receives the values of a call as a list, path by path.
+    A user's function receives the values of a call that is on several paths as a list, path by path.
     """
     function = function_of(how)
     order = np.argsort(rows, kind="stable")
@@ -45,8 +45,8 @@ def function_of(how: str) -> Callable[[Sequence[float]], Any]:
 
 
 def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:
-    if all(map(math.isnan, values)):
-        return math.nan
+    if len(values) == 1 or all(map(math.isnan, values)):
+        return values[0]
     worth = [0.0 if math.isnan(value) else value for value in values]
     made = called(function, f"leaves '{how}'", worth)
     return finite(made, f"what {how!r} makes of the {len(worth)} leaves of a call")
