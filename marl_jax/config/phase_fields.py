@@ -71,12 +71,12 @@ class Phase:
     def _voices(
         self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]
     ) -> Iterator[tuple[str, int, str]]:
-        """(role, slot, policy) of entries of the map that train; of a whole role, the slots that are named."""
+        """(role, slot, policy) of entries of the map that train; of a whole role, also slots that `roles` names."""
         for key, policy in policy_map.items():
             role, slash, slot = key.rpartition("/")
             role = role if slash else key
-            named = [int(n.rpartition("/")[2]) for n in self.roles if n.startswith(f"{role}/")]
-            for number in [int(slot)] if slash else [-1, *named]:
+            named = [n for n in self.roles if n.startswith(f"{role}/") and n not in policy_map]
+            for number in [int(slot)] if slash else [-1, *(int(n.rpartition("/")[2]) for n in named)]:
                 if not is_frozen(role, number, frozen_roles) and self.trains(role, number, policy):
                     yield role, number, policy
 

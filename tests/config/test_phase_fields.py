@@ -56,6 +56,8 @@ def test_who_trains():
     assert Phase(1, roles=("judge",)).moves(owners, ("judge",)) == ()
     # A single slot of a role that the map has as one.
     assert Phase(1, roles=("judge/2",)).moves({"judge": "p0"}, ()) == ("p0",)
+    # One that has a policy of its own beside the role's.
+    assert Phase(1, roles=("judge/2",)).moves({"judge": "p0", "judge/2": "p1"}, ()) == ("p1",)
 
 
 @pytest.mark.parametrize(
