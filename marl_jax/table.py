@@ -265,7 +265,9 @@ class Table:
         texts["about"] = _abouts(one for t in tables for one in t.about or (None,) * len(t))
         if any(table.labels for table in tables):
             texts["labels"] = tuple(one for t in tables for one in t.labels or (None,) * len(t))
-        return first.replace(**joined, **texts, components=components, bare_episodes=every)
+        whole = first.replace(**joined, **texts, components=components, bare_episodes=every)
+        whole.need_own_ids()
+        return whole
 
     def numbers(self) -> "Table":
         """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
@@ -287,12 +289,12 @@ class Table:
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
 
-    def need_own_ids(self) -> None:
-        """Refuse two problems under one id: they would be one group, and a file would keep only one of them."""
-        known: dict[str, Task] = {}
+    def need_own_ids(self, others: Iterable[Task] = ()) -> None:
+        """Refuse two problems, here or among `others`, under one id: they would be one group, and one in a file."""
+        known = {task.id: task for task in others}
         for task in (*(bare.task for bare in self.bare_episodes), *filter(None, self.about)):
             first = known.setdefault(task.id, task)
-            if first is not task and _problem(first) != _problem(task):
+            if first != task and _problem(first) != _problem(task):
                 raise SharedId(
                     f"two tasks have the id {task.id!r:.80}, with the questions {first.question!r:.60} and "
                     f"{task.question!r:.60}: give each an id of its own, made from its content"

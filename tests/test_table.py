@@ -314,6 +314,8 @@ def test_two_problems_under_one_id_are_told_of():
     for episodes in ([made], [DEBATED, dataclasses.replace(BROKEN, task=other)]):
         with pytest.raises(ValueError, match=told):
             Table.of(episodes).need_own_ids()
+        with pytest.raises(ValueError, match=told):  # of two draws, or of two steps that were collected
+            Table.concat([Table.of([DEBATED]), Table.of(episodes[-1:])])
 
 
 @pytest.mark.parametrize(

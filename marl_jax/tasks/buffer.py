@@ -127,6 +127,7 @@ def learned(
     """The entries after a step, and their metrics."""
     if not config.capacity:
         return entries, {}
+    table.need_own_ids(entry.task for entry in entries)
     known = {entry.task.id: entry for entry in entries}
     added = 0
     for row in np.flatnonzero(table.sound).tolist():  # right answers in others have grade 0

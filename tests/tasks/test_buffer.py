@@ -10,7 +10,7 @@ import pytest
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import read_episodes, write_episodes
-from marl_jax.table import Table
+from marl_jax.table import SharedId, Table
 from marl_jax.task import Task
 from marl_jax.tasks.buffer import UNTRIED, BufferConfig, Entry, draw, learned, mixed
 from marl_jax.workflows import Call
@@ -158,6 +158,13 @@ def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     failed = Table.of([dataclasses.replace(episodes()[0], error="no")])
     assert learned((), grade(failed), config, 5)[0] == ()
     assert learned(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
+
+
+def test_other_words_under_the_id_of_a_task_that_is_kept_are_refused():
+    other = dataclasses.replace(MADE, question="another?", gold="8")
+    first = dataclasses.replace(episodes()[0], calls=(call("solver", "8", "solver", other),))
+    with pytest.raises(SharedId, match=r"two tasks have the id 'made/a', with the questions 'made/a\?' and"):
+        learned((Entry(MADE, 1),), grade(Table.of([first])), BufferConfig(capacity=2), 5)
 
 
 def test_a_task_is_kept_as_a_checkpoint_gives_it_back():
