@@ -114,7 +114,9 @@ class Tasks(Sequence[Task]):
 
     name: str  # of the data set
     split: str  # train, val or test
-    digest: str  # of the rows' content, equal for every file format
+    digest: (
+        str  # of the content of all rows, equal for every file format, and of which of them are in this split
+    )
     marks: Sequence[str]  # hashes of the questions, see `task_checks.mark`
     skipped: int  # broken rows left out of all splits that were prepared together with this one
     records: Any  # of the published split
@@ -169,6 +171,9 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
 def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> Tasks:
     """The given rows of a published split, in the given order; skipped rows are left out, with a warning."""
     report = builder.info.metadata
+    parts = [report[name]["digest"].encode() for name in sorted(report)]
+    if not np.array_equal(rows, np.arange(report[published]["rows"])):
+        parts.append(rows.astype("<i8").tobytes())
     skipped = np.asarray(report[published]["skipped"], np.int64)
     kept = ~np.isin(rows, skipped)
     dropped = sum(len(part["skipped"]) for part in report.values())
@@ -181,9 +186,9 @@ def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> 
         logging.warning("%s: %d rows of other splits are broken and skipped", builder.name, dropped)
     rows = rows[kept]
     positions = rows - np.searchsorted(skipped, rows)
-    digest = hashlib.sha256("".join(report[name]["digest"] for name in sorted(report)).encode()).hexdigest()
     records = builder.as_data_source(split=published)
     marks = [report[published]["marks"][position] for position in positions]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
     return Tasks(builder.name, split, digest, marks, dropped, records, positions)
 
 

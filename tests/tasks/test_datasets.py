@@ -320,6 +320,20 @@ def test_the_digest_is_of_the_content_not_of_the_file(tmp_path, cache):
     assert a == b != c
 
 
+def test_the_digest_is_of_the_rows_in_the_split(tmp_path, cache):
+    """Runs on other validation problems are not compared problem by problem, and none goes on with other ones."""
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
+    of = lambda split, **settings: load("jsonl", tmp_path, split, cache=cache, **settings).digest
+    jsonl(tmp_path / "train.jsonl", rows)
+    assert of("val", seed=1) != of("val", seed=2) and of("test", seed=1) == of("test", seed=2)
+    alone = of("train")
+    jsonl(tmp_path / "train.jsonl", [*rows, {"question": "no answer"}])  # another permutation, of equal tasks
+    assert of("train", bad_rows="skip") != alone
+    jsonl(tmp_path / "train.jsonl", rows)
+    jsonl(tmp_path / "test.jsonl", rows[:1])  # and none is held out of train any more
+    assert of("train") != alone
+
+
 def test_prepared_data_is_reused_and_a_changed_file_is_read_anew(tmp_path, cache):
     jsonl(tmp_path / "test.jsonl", [{"question": "1?", "answer": "1"}])
     assert load("jsonl", tmp_path, "test", cache=cache)[0].gold == "1"
