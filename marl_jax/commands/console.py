@@ -5,6 +5,7 @@ marl-jax COMMAND --helpshort
 """
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -63,14 +64,22 @@ def show_all() -> None:
 
 @contextlib.contextmanager
 def to_a_reader() -> Iterator[None]:
-    """A context in which a reader may close the output early without an error, as in `docs | head`."""
+    """A context in which a reader may close the output early without an error, as in `docs | head`.
+
+    A file on a full disk is told in a line.
+    """
     try:
         try:
             yield
         finally:
             sys.stdout.flush()  # here, and not when the interpreter ends
-    except BrokenPipeError:
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not (full or isinstance(error, BrokenPipeError)):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if full:
+            sys.exit(f"the output cannot be written ({error.strerror}): make room on its disk")
 
 
 def _help() -> str:

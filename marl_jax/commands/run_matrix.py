@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from marl_jax.commands.console import to_a_reader
 from marl_jax.config.run_config import ConfigError
 from marl_jax.errors import RunError, UserError
 from marl_jax.packaged import located
@@ -75,7 +76,8 @@ def run_matrix(
         trouble = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
     if trouble is None:
         return 0  # stopped by the user
-    show_results(jobs, root)
+    with to_a_reader():
+        show_results(jobs, root)
     for text in trouble:
         print(text, file=sys.stderr)
     return 1 if trouble else 0

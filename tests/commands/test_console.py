@@ -40,6 +40,7 @@ def test_an_unknown_command_is_one_line(capsys):
         ["experiments.train", "--help"],
         ["experiments.docs", "workflows.Call"],
         ["marl_jax", "plan", "--config=micro:single-shared-xs-math"],
+        ["marl_jax", "matrix", "--config=micro", "--root=none", "--cells=single-shared-xs-math", "--dry_run"],
     ],
 )
 def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
@@ -49,6 +50,15 @@ def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
     run = subprocess.run([sys.executable, "-m", *words], stdout=write, stderr=subprocess.PIPE, env=env)
     os.close(write)
     assert (run.returncode, run.stderr) == (0, b"")
+
+
+def test_output_on_a_full_disk_is_one_line():
+    env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
+    command = [sys.executable, "-m", "marl_jax", "docs", "glossary"]
+    with open("/dev/full", "w") as disk:
+        run = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, env=env, text=True)
+    line = "the output cannot be written (No space left on device): make room on its disk\n"
+    assert (run.returncode, run.stderr) == (1, line)
 
 
 @pytest.mark.parametrize("words", ["marl_jax docs glossary", "experiments.train --helpshort"])
