@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
-from marl_jax.run_folder.folder import outside, path_errors
+from marl_jax.run_folder.folder import outside
 from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
@@ -50,8 +49,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
     if not out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
     out = os.path.expanduser(out)
-    with path_errors(outside(out), "choose another --out"):  # refused before training
-        tempfile.TemporaryFile(dir=out).close()
+    outside(out)  # refused before training
     tokenizer = build_micro_tokenizer()
     began = time.perf_counter()
 

@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -228,7 +229,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def outside(out: str | os.PathLike[str]) -> Path:
-    """A folder that the user chose for output, created if needed; refused within a run."""
+    """A folder that the user chose for output, created if needed; refused within a run, or if it is read-only."""
     if not os.fspath(out):
         raise FolderError("--out is empty: give a directory")
     path = Path(os.path.expanduser(out)).absolute()
@@ -236,6 +237,7 @@ def outside(out: str | os.PathLike[str]) -> Path:
         raise FolderError(f"--out={out} lies in the run '{around}': choose another folder")
     with path_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 

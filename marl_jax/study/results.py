@@ -89,7 +89,7 @@ def collect(
             continue
         place = target / folder.relative_to(top.parent if folder == top else top)
         path = place.with_name(place.name + SUFFIX)
-        with path_errors(path):
+        with path_errors(path, "choose another --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(held, separators=(",", ":")).encode(), shared=True)
         written.append(path)

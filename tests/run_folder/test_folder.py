@@ -323,6 +323,8 @@ def test_the_run_around_a_place_is_found_with_its_record_or_without(tmp_path):
     (run / "config.json").unlink()
     with pytest.raises(FolderError, match="--out is empty: give a directory"):
         folder.outside("")
+    with pytest.raises(FolderError, match=r"'/proc/self' cannot be used \(.*\): choose another --out"):
+        folder.outside("/proc/self")
     assert folder.run_around(run / "checkpoints") == run and folder.run_around(tmp_path / "other") is None
 
 
