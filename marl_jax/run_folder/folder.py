@@ -170,6 +170,12 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
     _write(folder, {**read(folder), "settled": dict(settled)})
 
 
+def changes(before: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """A line for each field of a recorded configuration that is another one now, and may not be."""
+    lines = differences(before, config.to_json())
+    return [line for line in lines if not f"config.{line}".startswith(_FREE)]
+
+
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What an earlier start settled, as far as this configuration leaves it; nothing if there was none."""
     record = earlier(folder)

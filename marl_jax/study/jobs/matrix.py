@@ -232,8 +232,7 @@ def _state(job: Job) -> State:
     before = folder.earlier(place)
     if not before or not folder.has_results(place):
         return State(Kind.NEW)  # a start that came to nothing is none
-    began = before["config"]
-    changes = folder.differences(began, job.config.to_json() | {"alarms": began.get("alarms")})
+    changes = folder.changes(before["config"], job.config)
     if changes and not job.accept_changes:
         return State(Kind.CHANGED, step, changes)
     saved = checkpoints.steps(place / "checkpoints")

@@ -166,7 +166,9 @@ def test_the_folder_says_how_far_a_job_is(jobs):
     accepted = dataclasses.replace(changed, accept_changes=True)
     matrix.check([accepted])
     assert matrix.state(accepted).kind is Kind.DONE and "--accept_changes" in accepted.training
-    leave(done, alarms="stop")  # changes no number
+    engine = done.config.to_json()["engine"]
+    moved = engine | {"vllm": engine["vllm"] | {"url": "http://127.0.0.1:8001"}}
+    leave(done, alarms="stop", engine=moved)  # as `train` goes on with
     assert matrix.state(done).kind is Kind.DONE
 
 
