@@ -6,8 +6,10 @@
 What the format has no field for stands under `extra`: role, slot, turn, what was asked, reward and advantage.
 """
 
+import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
         except (ValueError, OSError) as error:
             logging.warning("%s: it is left out", error)
             continue
-        with disk_errors(place):
+        with _whole(place), disk_errors(place):
             (place / _stem(file)).mkdir(parents=True)
             for number, one in enumerate(read):
                 written.append(place / _stem(file) / f"{number:05d}.json")
@@ -53,6 +55,17 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
     if not written:
         raise FolderError(f"'{folder / 'episodes'}' holds no episode that can be read")
     return written
+
+
+@contextlib.contextmanager
+def _whole(place: Path) -> Iterator[None]:
+    """A context that empties the directory where it is left early, so that the same command can be given again."""
+    try:
+        yield
+    except BaseException:
+        for folder in place.iterdir():
+            shutil.rmtree(folder)
+        raise
 
 
 def _trajectories(file: Path, run: str) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """Recorded episodes leave a run as trajectories that the format's own package accepts."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from atif import Trajectory
 from study_folders import RIGHT, WRONG, episode, write_run
 
 from marl_jax.rollouts import ToolRecord
+from marl_jax.run_folder.files import DiskFull
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.trajectories import export_trajectories
 
@@ -53,6 +56,24 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
         export_trajectories(folder, tmp_path / "full")
     with pytest.raises(FolderError, match="lies in the run"):
         export_trajectories(folder, folder / "out")
+
+
+def test_a_full_disk_leaves_nothing_behind_that_the_same_command_is_refused_for(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 2: [(episode(), RIGHT)]})
+    write = Path.write_text
+
+    def full(path, text, **how):
+        if path.parent.name == "step-000002":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, text, **how)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(DiskFull, match="make room and start the same command"),
+    ):
+        patch.setattr(Path, "write_text", full)
+        export_trajectories(folder, tmp_path / "out")
+    assert len(export_trajectories(folder, tmp_path / "out")) == 2
 
 
 def test_a_damaged_file_is_told_and_left_out_and_nothing_else_is_refused(tmp_path, caplog):
