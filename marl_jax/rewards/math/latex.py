@@ -64,6 +64,7 @@ _GREEK_NAMES = """
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell hbar
 """
 _GREEK = {*_GREEK_NAMES.split()}
+_FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # of what stands in brackets behind them
 _ACCENTS = {"overrightarrow": "vec", "overline": "bar", "widehat": "hat"}
 _ACCENTS |= {accent: accent for accent in ("vec", "bar", "hat", "tilde", "dot", "ddot")}
 _ARROWS = {"\\vec", "\\overrightarrow"}
@@ -289,7 +290,14 @@ class _Parser:
     def letter(self, name: str) -> Tree:
         if name in ("e", "i") and self.next() != "_":
             return ("c", name)
-        return ("v", ("\\" if name in _GREEK else "") + name + self.subscript())
+        name = ("\\" if name in _GREEK else "") + name + self.subscript()
+        alone = self.tokens[self.at + 2 : self.at + 3] == [")"]
+        if self.next() == "(" and (name in _FUNCTION_NAMES or (alone and name != "x")):  # f(0), but 2x(3)
+            argument = self.group()
+            if any("(" in inner for inner in variables(argument)):
+                raise Unreadable("a function of a function")
+            return ("v", f"{name}({argument})")
+        return ("v", name)
 
     def plain(self, allowed: re.Pattern) -> str:
         """What follows, a token or a group, as it is written."""
