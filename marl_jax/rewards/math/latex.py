@@ -11,6 +11,7 @@ from fractions import Fraction
 from marl_jax.rewards.math.expressions import (
     EXACT_FUNCTIONS,
     FLOAT_FUNCTIONS,
+    HALF,
     ONE,
     NoValue,
     TooBig,
@@ -56,9 +57,9 @@ def _is_vector(tree: Tree) -> bool:
     return tree[0] == "v" and holds(tree)
 
 
-_ONE_ARGUMENT = {*FLOAT_FUNCTIONS, "log"}
+_ONE_ARGUMENT = {*FLOAT_FUNCTIONS, "arccot", "log"}
 _MANY_ARGUMENTS = {"gcd", "lcm", "max", "min"}
-_INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_INVERSE = {name.removeprefix("arc") for name in _ONE_ARGUMENT if name.startswith("arc")}
 _GREEK_NAMES = """
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell hbar
@@ -326,7 +327,7 @@ class _Parser:
             else:
                 base = self.digit_argument()
         if exponent == number(-1) and name in _INVERSE:
-            name, exponent = _INVERSE[name], ONE
+            name, exponent = f"arc{name}", ONE
         argument = self.function_argument()
         if name == "log":
             tree: Tree = ("f", "log", base or number(10), argument)
@@ -334,6 +335,8 @@ class _Parser:
             raise Unreadable(name)
         elif name == "exp":
             tree = power(("c", "e"), argument)
+        elif name == "arccot":
+            tree = add([multiply([HALF, ("c", "pi")]), multiply([number(-1), ("f", "arctan", argument)])])
         else:
             tree = ("f", name, argument)
         return power(tree, exponent)

@@ -31,7 +31,7 @@ FORBIDDEN = (  # audit events, by their beginning
 SYMPY = {  # our names of functions -> sympy's, where they differ
     **{"+": "Add", "*": "Mul", "!": "factorial", "!!": "factorial2", "abs": "Abs", "ceil": "ceiling"},
     **{"ln": "log", "max": "Max", "min": "Min", "binom": "binomial"},
-    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan"},
+    **{f"arc{name}": f"a{name}" for name in ["sin", "cos", "tan", "sec", "csc", "sinh", "cosh", "tanh"]},
 }
 X, TWO = ["v", "x0"], ["n", "2/1"]
 WARM_UP = (  # the first comparisons load half of the library

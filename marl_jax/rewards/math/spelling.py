@@ -156,6 +156,10 @@ _COMMAND_TABLE = r"""
     \arcsin          \asin
     \arccos          \acos
     \arctan          \atan \arctg
+    \arccot          \acot \arcctg
+    \arcsinh         \arsinh \asinh
+    \arccosh         \arcosh \acosh
+    \arctanh         \artanh \atanh
     \tan             \tg
     (-\infty,\infty) \R
     \ldots           \dots \cdots \dotsc \dotsb \hdots
