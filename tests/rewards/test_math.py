@@ -538,6 +538,8 @@ SAME = {
         (r"x=0, x=\pm1", "-1,0,1"),
         (r"\{\pm1,\pm2\}", "-2,-1,1,2"),
         (r"(0,\pm1),(2,0)", "(0,1),(0,-1),(2,0)"),
+        (r"(0,\pm1)", "(0,-1),(0,1)"),
+        (r"(1\pm\sqrt5)/2", r"\frac{1+\sqrt5}{2},\frac{1-\sqrt5}{2}"),
     ],
     "powers, roots, binomials and fractions are values": [
         (r"2\cdot3^5", "486"),
@@ -1019,6 +1021,8 @@ DIFFERENT = {
         (r"(0,\pm1)", r"\{-1,0,1\}"),
         (r"1\pm\sqrt5", r"\{1\pm\sqrt{5},-2\}"),
         (r"\pm1,\pm2", "1,2"),
+        (r"(0,\pm1)", "(0,1)"),
+        (r"(0,\pm1)", "(0,1,-1)"),
     ],
     "plain numbers joined are the question": [
         (r"2\cdot3+4", "10"),

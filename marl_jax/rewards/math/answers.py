@@ -74,7 +74,9 @@ def read(text: str) -> Node:
         items = tuple(itertools.chain.from_iterable(map(_items, parts)))
         return (_solutions(items) if "or" in text and not _AND.search(text) else None) or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
-        return _bracket(text)
+        node = _bracket(text)
+        both = _both(text) if node[:3] == ("bracket", "(", ")") or node[0] == "text" else ()  # (0, \pm 1)
+        return ("list", both) if both else node
     if (found := _POINT.fullmatch(text)) is not None and _is_point(_bracket(found["place"])):
         return ("equation", (found["name"], found["place"]))
     if text.startswith("\\begin"):
