@@ -137,7 +137,9 @@ _UNIT = re.compile(
     r"|(?<= )[mgslhLNJWVK](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
-_ADJECTIVE = re.compile(r"^(?:real|distinct|different|possible|ordered|unique|total) (?=[A-Za-z]{2})")
+_ADJECTIVE = re.compile(
+    r"^(?:real|distinct|different|possible|ordered|unique|total|positive|fluid) (?=[A-Za-z]{2})|(?<=[a-z]s) old$"
+)
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
