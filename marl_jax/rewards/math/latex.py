@@ -361,12 +361,13 @@ class _Parser:
         return multiply(factors)
 
     def list_of_arguments(self) -> list[Tree]:
-        self.take("(")
+        braces = self.next() == "\\{"
+        self.take("\\{" if braces else "(")
         arguments = [self.sum()]
         while self.next() == ",":
             self.take()
             arguments.append(self.sum())
-        self.take(")")
+        self.take("\\}" if braces else ")")
         return arguments
 
 

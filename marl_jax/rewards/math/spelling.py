@@ -134,7 +134,7 @@ _COMMAND_TABLE = r"""
     <                \lt
     >                \gt
     =                \approx \simeq \equiv
-    |                \lvert \rvert \vert \mid \|
+    |                \lvert \rvert \vert \mid \| \lVert \rVert \Vert
     \{               \lbrace
     \}               \rbrace
     (                \langle \lparen
