@@ -66,7 +66,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | os.PathLike[str],
         *,
         latest: int = 2,
         best: bool = True,
@@ -78,7 +78,7 @@ class Checkpoints:
         Of the newest two are kept whatever `latest` is, in case the newest is damaged. `passing` names trees
         that only a resume needs: the newest hold them, the others are kept without.
         """
-        self.directory = directory = directory.absolute()  # Orbax takes no other
+        self.directory = directory = _place(directory)
         self._passing = tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
         if hosts.is_first():
@@ -218,8 +218,9 @@ class Checkpoints:
             _strip(self.directory / str(step), self._passing)
 
 
-def steps(directory: Path) -> list[int]:
+def steps(directory: str | os.PathLike[str]) -> list[int]:
     """The steps that have a checkpoint, rising."""
+    directory = _place(directory)
     if not directory.is_dir():
         return []
     named = (path for path in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name))
@@ -227,14 +228,14 @@ def steps(directory: Path) -> list[int]:
 
 
 def restore(
-    directory: Path, which: Which, templates: Mapping[str, Tree]
+    directory: str | os.PathLike[str], which: Which, templates: Mapping[str, Tree]
 ) -> tuple[dict[str, Tree], dict[str, Any]]:
     """The trees named by `templates`, in their structure, shapes, dtypes and shardings, and the data.
 
     A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" falls back past damage; "best"
     and a step do not.
     """
-    directory = directory.absolute()
+    directory = _place(directory)
     saved = steps(directory)
     if not saved:
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
@@ -410,6 +411,10 @@ def best_of(directory: Path, saved: list[int]) -> int | None:
 
 
 # ---------------------------------------------------------------- trees and files
+
+
+def _place(directory: str | os.PathLike[str]) -> Path:
+    return Path(os.path.expanduser(directory)).absolute()  # Orbax takes no other
 
 
 def _flatten(tree: Tree) -> tuple[dict[str, Any], dict[str, Any]]:

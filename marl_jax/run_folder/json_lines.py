@@ -21,9 +21,9 @@ from marl_jax.run_folder.folder import FolderError, path_errors
 class JsonLines:
     """A file of JSON lines that is appended to; every line is on the disk when `write` returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Opens the file; a last line that a kill cut short is taken off."""
-        self.path = path
+        self.path = path = Path(path)
         with path_errors(path), disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
@@ -77,8 +77,9 @@ class Unwritten(JsonLines):
         """Nothing."""
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines, also of one that is being written; each must have an integer `step`."""
+    path = Path(path)
     if path.exists():
         with path_errors(path):
             lines = path.read_bytes().split(b"\n")[:-1]
@@ -86,7 +87,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield _parse(line, path)
 
 
-def recorded(path: Path) -> int:
+def recorded(path: str | os.PathLike[str]) -> int:
     """The last step up to which every step from 1 on has a line."""
     last = 0
     for last, line in enumerate(read_lines(path), 1):

@@ -37,6 +37,14 @@ def write_steps(path, first, last, rewind=None):
     return path.read_bytes()
 
 
+def test_a_file_may_be_named_by_a_text(tmp_path):
+    log = JsonLines(str(tmp_path / "metrics.jsonl"))
+    log.write(1, {"loss": 0.5})
+    log.close()
+    path = str(tmp_path / "metrics.jsonl")
+    assert (list(read_lines(path)), recorded(path)) == ([{"step": 1, "loss": 0.5}], 1)
+
+
 def test_a_line_is_one_object_with_its_step_and_exact_numbers(tmp_path):
     log = JsonLines(tmp_path / "metrics.jsonl")
     values = {

@@ -98,13 +98,16 @@ def test_weights_can_be_had_alone_by_shape_best_or_step(saved):
         assert_same(restored, {"policies": trees(step)["policies"]})
 
 
-def test_a_folder_may_be_named_from_where_the_process_stands(tmp_path, monkeypatch):
+@pytest.mark.parametrize("here", [Path("here"), "here", "~/here"])
+def test_a_folder_may_be_named_from_where_the_process_stands(tmp_path, monkeypatch, here):
     monkeypatch.chdir(tmp_path)
-    store = Checkpoints(Path("here"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = Checkpoints(here)
     store.save(1, {"x": jnp.arange(3)}, {"step": 1})
     store.close()
+    assert steps(tmp_path / "here") == steps(here) == [1]
     for which in ("latest", 1):
-        assert_same(restore(Path("here"), which, {"x": jnp.zeros(3, jnp.int32)})[0]["x"], jnp.arange(3))
+        assert_same(restore(here, which, {"x": jnp.zeros(3, jnp.int32)})[0]["x"], jnp.arange(3))
 
 
 def test_policies_and_what_the_learner_carries_for_them_come_back(tmp_path):
