@@ -19,6 +19,7 @@ import numpy as np
 
 from marl_jax import fields
 from marl_jax.fields import require
+from marl_jax.learning.estimators.groups import precision
 from marl_jax.own import OwnError, called, is_own, own_function
 
 Kind = str  # one of KINDS or OBJECTIVES, or a user's token loss as "module:function"
@@ -159,13 +160,14 @@ def policy_loss(
         require(
             inside.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token"
         )
-    mask = mask != 0
+    mask = mask.astype(bool)
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else jnp.asarray(x)[:, None], mask.shape)
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
-    bound = lambda x: x if isinstance(x, int | float) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
+    number = lambda x: isinstance(x, int | float)  # of no dtype
+    bound = lambda x: x if number(x) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
     clip_low, clip_high = bound(clip_low), bound(clip_high)
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
@@ -203,7 +205,7 @@ def policy_loss(
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
     if ref_logp is not None:
         divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
-        loss = loss + clean(fixed(kl_coef)) * divergence
+        loss = loss + (kl_coef if number(kl_coef) else clean(fixed(kl_coef))) * divergence
         metrics["kl"] = _mean(divergence, mask)
     else:
         require(
@@ -222,7 +224,7 @@ def policy_loss(
 def at_least_float32(x: jax.Array | float) -> jax.Array:
     """The values in float32, or in a wider type if they have one."""
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
-    return jnp.asarray(x, jnp.promote_types(jax.dtypes.canonicalize_dtype(x.dtype), jnp.float32))
+    return jnp.asarray(x, precision(x.dtype))
 
 
 def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any:
@@ -389,7 +391,7 @@ def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:
 
 
 def _mean(x: jax.Array, mask: jax.Array) -> Mean:
-    return Mean(jnp.sum(jnp.where(mask, x, 0)), jnp.sum(mask).astype(jnp.float32))
+    return Mean(jnp.sum(x, where=mask), jnp.sum(mask).astype(jnp.float32))
 
 
 def _is_zero(coefficient: float | jax.Array) -> bool:

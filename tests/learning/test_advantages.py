@@ -166,6 +166,15 @@ def test_an_eps_may_be_traced():
     np.testing.assert_allclose(jax.jit(run)(0.5), run(0.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("rewards", [np.array([1, 0, 2]), jnp.array([1.0, 0.0, 2.0], jnp.bfloat16)])
+def test_no_dtype_is_promoted_by_chance(rewards):
+    groups = jnp.array([0, 0, 1])
+    with jax.numpy_dtype_promotion("strict"):
+        host, traced = group_advantages(rewards, groups), jax.jit(group_advantages)(rewards, groups)
+        agents = jax.jit(agent_advantages)(rewards, groups, groups)
+    np.testing.assert_allclose([traced, agents], [host, host], rtol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline", "agent"])
 def test_equal_rewards_have_a_finite_gradient(estimator):
     """A group of 1 and 1 beside one of 1/2 and 1/5; a batch of one value."""

@@ -508,3 +508,20 @@ def test_a_loss_of_ones_own_is_told_what_is_wrong_with_it(name, reason):
     assert isinstance(refusal.value, ValueError)
     with pytest.raises(ValueError, match="loss 'json:nothing': module 'json' has no 'nothing'"):
         LossConfig(kind="json:nothing")
+
+
+@pytest.mark.parametrize("options", CASES, ids=name)
+def test_no_dtype_is_promoted_by_chance(options):
+    narrow = {name: jnp.asarray(value, jnp.float32) for name, value in BATCH.items()}
+    narrow["mask"] = narrow["mask"] != 0
+    extra = {name: jnp.asarray(value, jnp.float32) for name, value in EXTRA.items() if name in options}
+    with jax.numpy_dtype_promotion("strict"):
+        loss = policy_loss(**narrow, **options | extra)
+    close(loss.value, policy_loss(**BATCH, **options).value, of=1)
+
+
+def test_a_coefficient_that_is_a_number_does_not_widen_the_loss():
+    narrow = {name: np.asarray(value, np.float32) for name, value in BATCH.items()}
+    with jax.enable_x64(True):
+        loss = policy_loss(**narrow, ref_logp=narrow["old_logp"], kl_coef=0.1)
+    assert {leaf.dtype for leaf in (loss.numerator, loss.denominator)} == {np.dtype(np.float32)}

@@ -109,8 +109,8 @@ def as_rewards(rewards: Any) -> np.ndarray:
 
 
 def precision(dtype: Any) -> Any:
-    """The dtype of such rewards on the device."""
-    return jax.dtypes.canonicalize_dtype(jnp.promote_types(dtype, jnp.float32))
+    """The dtype on the device of numbers of this one: float32, or float64 where JAX has it enabled."""
+    return jax.dtypes.canonicalize_dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.ndarray:
