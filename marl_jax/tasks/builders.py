@@ -114,9 +114,7 @@ class Tasks(Sequence[Task]):
 
     name: str  # of the data set
     split: str  # train, val or test
-    digest: (
-        str  # of the content of all rows, equal for every file format, and of which of them are in this split
-    )
+    digest: str  # of the content of all rows, equal for every file format, and of which of them are here
     marks: Sequence[str]  # hashes of the questions, see `task_checks.mark`
     skipped: int  # broken rows left out of all splits that were prepared together with this one
     records: Any  # of the published split
