@@ -241,7 +241,8 @@ class Running:
             self.others += [(*self.path, other) for other in range(1, fork.ways)]
         self.path = (*self.path, branch)
         seeds = np.random.SeedSequence(self.key, spawn_key=self.path)
-        self._rng.bit_generator.state = np.random.default_rng(seeds).bit_generator.state
+        noise: Any = self._rng.bit_generator
+        noise.__setstate__((type(noise)(seeds).state, seeds))  # `rng.spawn` draws from the seeds
         return branch
 
     def _spend(self, items: int) -> None:

@@ -110,6 +110,20 @@ def test_what_a_workflow_draws_follows_from_the_path():
     assert len({draws[path] for path in ((0,), (1, 0, 0), (2,))}) == 3
 
 
+@workflow(roles=("speaker",))
+def spawning(task, prompts, *, rng):
+    yield Fork(2)
+    inner = rng.spawn(1)[0]
+    return (yield speak(str(inner.integers(1 << 30))))
+
+
+def test_generators_that_a_branch_spawns_are_its_own():
+    said = [one.calls[0] for one in play(spawning, tasks=TASKS[:1], samples=1).episodes()]
+    assert len(said) == len({*map(_shown, said)}) == 2
+    alone = [play(spawning, tasks=TASKS[:1], samples=1, path=(way,)).episodes()[0].calls[0] for way in (0, 1)]
+    assert alone == said
+
+
 def _shown(call):
     return TOKENIZER.decode(call.prompt_tokens).rsplit("user\n", 1)[1].partition("<|im_end|>")[0]
 
