@@ -8,6 +8,7 @@ What the format has no field for stands under `extra`: role, slot, turn, what wa
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -106,6 +107,8 @@ def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, n
 
 
 def _step(call: CallRecord, more: Mapping[str, Any]) -> dict[str, Any]:
+    # Nobody sampled the row of a flattened episode: its log-probs are NaN, which JSON has not.
+    known = {} if any(map(math.isnan, call.logprobs)) else {"logprobs": list(call.logprobs)}
     return {
         "source": "agent",
         "model_name": call.policy,
@@ -116,7 +119,7 @@ def _step(call: CallRecord, more: Mapping[str, Any]) -> dict[str, Any]:
             "completion_tokens": len(call.tokens),
             "prompt_token_ids": list(call.prompt_tokens),
             "completion_token_ids": list(call.tokens),
-            "logprobs": list(call.logprobs),
+            **known,
         },
         "extra": {"role": call.role, "slot": call.slot, "turn": call.turn, "reads": list(call.reads), **more},
     }

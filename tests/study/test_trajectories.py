@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_every_recorded_episode_is_a_trajectory_of_the_format(tmp_path):
     )
     assert "advantage" not in first.steps[-1].extra  # it was not trained
     assert first.extra["outcome"] == 1 and read[1].extra["outcome"] == 0 and first.session_id == "run"
+
+
+def test_an_episode_that_nobody_sampled_is_json_too(tmp_path):
+    told = replace(episode(), calls=(replace(episode().calls[0], logprobs=(math.nan,) * 2, tokens=(5, 6)),))
+    folder = write_run(
+        tmp_path / "run", episodes={1: [(told, {"outcome": 1.0, "rewards": [1.0], "advantages": [0.5]})]}
+    )
+    (file,) = export_trajectories(folder, tmp_path / "out")
+    step = Trajectory.model_validate_json(file.read_text()).steps[-1]
+    assert step.metrics.completion_token_ids == [5, 6] and step.metrics.logprobs is None
+    assert "NaN" not in file.read_text()
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path):
