@@ -37,7 +37,7 @@ from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.json_lines import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.loading.parts import Parts, load_tasks, shared_problems
+from marl_jax.runs.loading.parts import Parts, data_digest, load_tasks, shared_problems
 from marl_jax.runs.loading.play import (
     EVALUATION_NOISE,
     load_named,
@@ -105,9 +105,11 @@ def evaluate(
             )
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
+        train = _train(trained_on, config.data)
         if not accept_changes:
             replaced = ("data ", "code of data") if evaluation.data else ()
-            check_unchanged(path, {name: of for name, of in now.items() if not name.startswith(replaced)})
+            inputs = now if train is None else now | {"data train": data_digest(train)}
+            check_unchanged(path, {name: of for name, of in inputs.items() if not name.startswith(replaced)})
         stored = _each(path, config, parts, wanted)
         first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
         if wanted and not first:
@@ -124,7 +126,7 @@ def evaluate(
         ends.callback(service.close)
         tasks = list(drawn[: evaluation.problems])
         newly_ungraded()  # what this process could not grade before is not of the first checkpoint
-        if warning := _learned_from(trained_on, config.data, split, drawn):
+        if train is not None and (warning := shared_problems(config.data, split, drawn, train)):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed
         metric = stage.base.config.evaluation.metric
@@ -201,15 +203,12 @@ def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfi
     return dataclasses.replace(trained_on, **fresh | {"name": name, "directory": directory})  # type: ignore[arg-type]
 
 
-def _learned_from(trained_on: DataConfig, config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
-    """A warning where the user's data has these problems in train, too; published data is not read for this."""
-    if not any(is_own(one.name) or one.directory for one in (trained_on, config)):
-        return ""
-    try:
-        train = load_tasks(trained_on, "train")
-    except Exception:
-        return ""  # train is not needed here and may be missing, and a user's function may raise anything
-    return shared_problems(config, split, tasks, train)
+def _train(trained_on: DataConfig, played: DataConfig) -> Sequence[Task] | None:
+    """What was learned from, where either is the user's data; published data is not read for this."""
+    if any(is_own(one.name) or one.directory for one in (trained_on, played)):
+        with contextlib.suppress(Exception):  # it may be missing, and a user's function may raise anything
+            return load_tasks(trained_on, "train")
+    return None
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:

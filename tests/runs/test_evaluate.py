@@ -472,6 +472,19 @@ def test_a_base_that_is_not_the_one_trained_on_is_refused_unless_accepted(tmp_pa
     assert start["accuracy"] == 1.0
 
 
+def test_rows_added_after_training_are_told_since_they_bring_learned_ones_into_test(base, tmp_path):
+    """The tenth that is held out of 210 rows is another than that of 200: half of it was trained on."""
+    file = tmp_path / "train.jsonl"
+    rows = [json.dumps({"question": f"{n}?", "answer": n}) + "\n" for n in range(210)]
+    file.write_text("".join(rows[:200]))
+    run = make_run(
+        tmp_path / "run", base, {1: {}}, data__name="jsonl", data__directory=tmp_path, evaluation__problems=8
+    )
+    file.write_text("".join(rows))
+    with pytest.raises(FolderError, match=r"is no longer there \(data train: .* -> .*\): put it back"):
+        evaluate(run, watch=refused("the rows have changed"))
+
+
 def test_a_run_that_is_training_is_left_alone(run):
     with open_folder(run), pytest.raises(FolderError, match=r"another process .* is running in"):
         evaluate(run)

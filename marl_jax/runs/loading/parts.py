@@ -276,7 +276,7 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
         **tokenizers,
         "prompts": parts.prompts.digest(),
-        **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
+        **{f"data {split}": data_digest(tasks) for split, tasks in splits.items()},
         **{f"code of {what}": digest_own(name) for what, name in names.items() if is_own(name)},
     }
 
@@ -346,5 +346,6 @@ def _check_copies(
             raise PartsError(f"phase {phase.name or number} copies '{of}' to '{to}', which has {why}")
 
 
-def _data_digest(tasks: Sequence[Task]) -> str:
+def data_digest(tasks: Sequence[Task]) -> str:
+    """Of a split's content and order."""
     return getattr(tasks, "digest", None) or hashlib.sha256(repr(list(tasks)).encode()).hexdigest()
