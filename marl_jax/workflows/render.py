@@ -76,7 +76,11 @@ class RolePrompt:
 
     def system(self) -> Messages:
         """The system message, where the file has one."""
-        text = self.sections.get("system")
+        text = self.sections.get("system", "")
+        if field := FIELD.search(text):
+            raise ValueError(
+                f"prompt '{self.role}.system' has {field[0]}, and a system message has no fields: put it into '## user'"
+            )
         return [{"role": "system", "content": text}] if text else []
 
     def __getattr__(self, section: str) -> Callable[..., Messages]:

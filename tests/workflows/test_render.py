@@ -52,6 +52,11 @@ def test_a_missing_field_is_refused_by_name():
         prompts().judge(question="2+2?")
 
 
+def test_a_field_of_a_system_message_is_refused_and_never_shown_to_a_model():
+    with pytest.raises(ValueError, match=r"'judge\.system' has \{\{topic\}\}, and .* has no fields"):
+        Prompts({"judge": "## system\nYou know {{topic}}.\n## user\nGo."}).judge()
+
+
 def test_a_field_without_a_place_is_refused_by_name():
     with pytest.raises(ValueError, match=r"'judge\.again' has no place for the field 'critic'"):
         prompts().judge.again(critique="no", critic="no")
