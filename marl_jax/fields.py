@@ -7,7 +7,6 @@ made refuses all other values. No function here stops at the first mistake: each
 valid fields are still checked.
 """
 
-import contextlib
 import copy
 import dataclasses
 import difflib
@@ -305,9 +304,12 @@ def _meant(option: Any, text: Text) -> Any:
     of_trees = origin is tuple and _is_tree(typing.get_args(option)[0])
     if origin is tuple and not of_trees:
         inside = text.strip()
-        with contextlib.suppress(ValueError):
+        try:
             if isinstance(held := json.loads(inside), list):  # whose texts may hold commas
                 return [Text(one) if isinstance(one, str) else one for one in held]
+        except ValueError as error:
+            if inside.startswith('["'):
+                raise Misbuilt(f"a JSON list that can be read: {error}") from None
         if inside[:1] + inside[-1:] in ("()", "[]"):
             inside = inside[1:-1]
         return [Text(part.strip(" '\"")) for part in inside.rstrip(", ").split(",")] if inside else []

@@ -89,6 +89,7 @@ def test_a_text_becomes_what_the_annotation_says(path, text, expected):
         ("limit", "low", "a finite number or none"),
         ("sizes", "1,x", "any number of values with commas between (or a JSON list), each an integer"),
         ("sizes", "1.5", "each an integer"),
+        ("words", '["a, b", "c"', "; it must be a JSON list that can be read: Expecting ',' delimiter"),
         ("pair", "1,2,3", "2 values with commas between (or a JSON list), each an integer or none"),
         ("table", "a=1", "a JSON object"),
         ("table", '{"a": 1', "a JSON object that can be read: Expecting ',' delimiter: line 1 column 8"),
