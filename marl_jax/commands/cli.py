@@ -7,6 +7,7 @@ Exit codes: 0, done; 1, it failed; 2, refused with what to put right; 130, inter
 """
 
 import contextlib
+import functools
 import logging as python_logging
 import os
 import sys
@@ -112,7 +113,9 @@ def _run(
         config = read(sys.argv)[0] if given_some else None
     except ValueError as error:  # of a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
-    app.run(lambda left: _call(main, config, left[1:], words, needs), argv=rest, flags_parser=_parse)
+    way_out = "" if read is no_config else "fields of the configuration are set by --config.FIELD=VALUE, and "
+    parse = functools.partial(_parse, way_out=f"{way_out}--helpshort tells what there is to set")
+    app.run(lambda left: _call(main, config, left[1:], words, needs), argv=rest, flags_parser=parse)
 
 
 def no_config(argv: Sequence[str]) -> NoReturn:
@@ -148,10 +151,12 @@ def train(workdir: str, *defaults: str) -> None:
     run(main, words=1)
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], way_out: str) -> list[str]:
     try:
         with to_a_reader():  # help is longer than many a reader wants
             return flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        sys.exit(_refusal(f"{error}" if "Did you mean" in str(error) else f"{error}: {way_out}"))
     except flags.Error as error:
         sys.exit(_refusal(error))
     except SystemExit:  # of --help, which absl ends as a failure
@@ -208,6 +213,6 @@ def _call(
         return FAILED
 
 
-def _refusal(error: Exception) -> int:
+def _refusal(error: Exception | str) -> int:
     print(error, file=sys.stderr)
     return REFUSED

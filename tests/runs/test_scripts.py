@@ -108,6 +108,12 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
         ("list", "cells voting extra", "'extra' is one word too many: 2 at most"),
         ("train", "--workdr=x", "Unknown command line flag 'workdr'"),
         (
+            "train",
+            "--steps=5",
+            "flag 'steps': fields of the configuration are set by --config.FIELD=VALUE, and",
+        ),
+        ("report", "--steps=5", "Unknown command line flag 'steps': --helpshort tells what there is to set"),
+        (
             "report",
             "--workdir=configs/bases/micro-xs",
             "configs/bases/micro-xs' (its config.json is no run's)",
