@@ -17,7 +17,7 @@ from marl_jax.rollouts import Episode, read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.json_lines import plain
-from marl_jax.study.record import Run
+from marl_jax.study.record import Run, cast_of
 
 BUDGET = 10_000_000  # bytes of JSON as the page has it; of more files, every other one is left out
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
@@ -125,10 +125,8 @@ def _about(path: Path, record: Mapping[str, Any], seed: Any) -> tuple[str, int, 
     assert name
     if name["step"]:
         return TRAINING, int(name["step"]), path
-    source, noise = record.get("generator_from"), record.get("seed", seed)
-    words = [name["split"], name["mode"], record.get("role"), f"from {source}" if source else None]
-    words += [f"noise {noise}"] if noise != seed else []
-    return " ".join(map(str, filter(None, words))), int(name["at"]), path
+    words = [name["split"], cast_of({**record, "mode": name["mode"]}, seed)]
+    return " ".join(filter(None, words)), int(name["at"]), path
 
 
 def _thinned(files: Sequence[Any]) -> Sequence[Any]:

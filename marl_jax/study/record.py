@@ -370,6 +370,14 @@ def held_out(run: Run) -> list[Record]:
     return [bases[-1], last] if bases else []
 
 
+def cast_of(record: Record, seed: Any) -> str:
+    """Who played in an evaluation: the mode, the role, whose policy, and the noise where it is not the run's."""
+    source, noise = record.get("generator_from"), record.get("seed", seed)
+    words = [record.get("mode"), record.get("role"), f"from {source}" if source else None]
+    words += [f"noise {noise}"] if noise != seed else []
+    return " ".join(map(str, filter(None, words)))
+
+
 def lost_evaluations(run: Run) -> list[int]:
     """Steps whose evaluation the run made and `eval.jsonl` has not; none where what is evaluated was changed."""
     every = (run.config.get("evaluation") or {}).get("every") or 0

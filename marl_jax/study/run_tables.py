@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_jax.alarms.watch import is_along
 from marl_jax.study.cliffs import course, is_cliff, lacks
-from marl_jax.study.record import Record, Run, base, best, final, held_out, trained
+from marl_jax.study.record import Record, Run, base, best, cast_of, final, held_out, trained
 from marl_jax.study.run_sentences import metric_of, warnings
 from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points, short_number
 
@@ -28,7 +28,7 @@ def evaluations(run: Run) -> Table:
     count = lambda value: NONE if value is None else f"{value:,}"
     columns: dict[str, Callable[[Record], str]] = {
         "split": lambda record: str(record.get("split", NONE)),
-        "mode": lambda record: str(record.get("mode", "trained")),
+        "mode": lambda record: cast_of({"mode": "trained", **record}, run.config.get("seed")),
         "accuracy": lambda record: percent(record.get("accuracy")),
         "95% interval": interval,
         "over base,\npoints": lambda record: in_one_line(points(gain(record))),

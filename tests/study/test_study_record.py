@@ -99,6 +99,18 @@ def test_a_running_mean_looks_back_only_and_past_gaps():
     np.testing.assert_array_equal(drawing.running_mean(np.array([np.nan, 1.0]), 1), [np.nan, 1.0])
 
 
+def test_evaluations_of_other_casts_and_noise_are_told_apart(tmp_path):
+    alone = {"split": "test", "mode": "single_transfer", "checkpoint": "10", "seed": 7}
+    records = [
+        evaluation(10, 0.5, role="generator", **alone),
+        evaluation(10, 0.4, role="aggregator", **alone),
+    ]
+    records += [evaluation(10, 0.6, **alone | {"mode": "trained", "seed": 8})]
+    run = read_run(write_run(tmp_path / "run", about=config(), evaluations=records))
+    modes = [row[3] for row in run_tables.evaluations(run).rows]
+    assert modes == ["single_transfer generator", "single_transfer aggregator", "trained noise 8"]
+
+
 def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation(tmp_path):
     def roles(own, pick):
         generator = {"kind": "solver", "calls": 9, "unreadable": 0.25, "accuracy": own}
