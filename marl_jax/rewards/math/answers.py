@@ -121,10 +121,14 @@ _CONDITION = re.compile(
 )
 _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
-    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?(?:_\{{(?:max|min)\}})?"
+    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?: ?\([^()=]*\))?(?:_\{{(?:max|min)\}})?"
     rf"|\|[A-Z]{{1,3}}\||\({_NAME}(?:,\s*{_NAME})+\)"
     r"|[A-Z]{1,3}(?:_\d)?(?:\s*:\s*[A-Z]{1,3}(?:_\d)?)+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
+)
+_TO_SOLVE = re.compile(  # \ln(x) = 1, or to be checked, \log_2(8) = 4; \sin(A) is asked for
+    r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log|exp)(?:_(?:\w|\{[^{}]*\}))? ?"
+    r"\((?!.*(?:[A-Z]|\\(?:alpha|beta|gamma|theta|phi)(?![A-Za-z])))"
 )
 # A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle, an integral, a sum, a
 # limit, what vectors make; |x| = 5 and \\sin x = 1 are to be solved.
@@ -370,8 +374,9 @@ def unbraced(text: str) -> str:
 
 def is_label(text: str) -> bool:
     """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area, A \\cap B; \\pi is a value."""
-    named = len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
-    return named and text.strip() != "\\pi" and "not" not in text.split()
+    text = text.strip()
+    named = len(text) <= 40 and bool(_LABEL.fullmatch(text)) and not _TO_SOLVE.match(text)
+    return named and text != "\\pi" and "not" not in text.split()
 
 
 def is_asked(text: str, value: str = "") -> bool:
