@@ -138,7 +138,8 @@ _UNIT = re.compile(
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
 _ADJECTIVE = re.compile(
-    r"^(?:real|distinct|different|possible|ordered|unique|total|positive|fluid) (?=[A-Za-z]{2})|(?<=[a-z]s) old$"
+    r"^(?:(?:real|distinct|different|possible|ordered|unique|total|positive|fluid) )+(?=[A-Za-z]{2})"
+    r"|(?<=s|t) (?:old|each|left|away|long|tall|wide|high|deep)$"
 )
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
@@ -182,7 +183,12 @@ _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
 UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter) == 1}
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
 _ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
-_ALIASES |= {"mph": "mile per hour", "kph": "kilometer per hour", "kmh": "kilometer per hour"}
+_ALIASES |= {
+    "mph": "mile per hour",
+    "mpg": "mile per gallon",
+    "kph": "kilometer per hour",
+    "kmh": "kilometer per hour",
+}
 _IN_CHINESE = """
     元=yuan 毫米=millimeter 厘米=centimeter 米=meter 千米=kilometer 公里=kilometer 平方厘米=centimeter^2
     平方米=meter^2 平方千米=kilometer^2 立方厘米=centimeter^3 立方米=meter^3 毫升=milliliter 升=liter 克=gram
