@@ -634,6 +634,13 @@ SAME = {
         (r"\begin{cases}x=1\\y=2\end{cases}", "(1,2)"),
         ("y=1-t, x=2+t", r"\left\{\begin{array}{l}x=2+t,\\y=1-t\end{array}\right."),
     ],
+    "a function for all its arguments": [
+        (r"f(x)=x+1\text{ for all }x\in\mathbb{R}", "f(x)=x+1"),
+        (r"f(x)=x+1\quad\forall x\in\mathbb{R}^+", "f(x)=x+1"),
+        ("f(n)=2n", r"f(n)=2n\text{ for all positive integers }n"),
+        (r"f(n)=2n, n\in\mathbb{N}^*", "2n"),
+        (r"f(x)=0\text{ and }f(x)=x\text{ for all real }x", "f(x)=x, f(x)=0"),
+    ],
     "answers for all integers": [
         (r"\frac{\pi}{4}+n\pi\ (n\in\mathbf{Z})", r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}"),
         (r"x=2n\pi\text{ for }n\in Z", r"x=2k\pi,k\in\mathbb{Z}"),
@@ -1154,6 +1161,12 @@ DIFFERENT = {
         (r"\begin{cases}x & x\ge0\end{cases}", r"\begin{cases}x & x\ge0\\-x & x<0\end{cases}"),
         (r"\begin{cases}1&2\\3&4\end{cases}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{cases}x=2\\y=1\end{cases}", "(1,2)"),
+    ],
+    "a function for some arguments": [
+        (r"f(x)=x\text{ for all }x>0", "f(x)=x"),
+        (r"f(n)=n\text{ for all even }n", "f(n)=n"),
+        ("f(x)=x, x", "f(x)=x"),
+        (r"f(x)=2x\text{ for all }x", "f(x)=x"),
     ],
     "answers for other integers": [
         (r"x=n\pi, n\in\mathbb{Z}", r"x=2k\pi, k\in\mathbb{Z}"),

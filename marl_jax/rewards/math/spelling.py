@@ -47,6 +47,8 @@ def clean(text: str) -> str:
     text = _ELLIPSIS.sub(r"\1, \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
     text = _RATIO.sub(r"\1:\2", text)
+    if (found := _FOR_ALL.fullmatch(text)) is not None:
+        text = found["function"]
     if (found := _FAMILY.fullmatch(text)) is not None:
         text = _family(**found.groupdict())
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
@@ -279,6 +281,17 @@ _ANSWER = re.compile(
 _FAMILY = re.compile(
     r"(?P<body>[^|]*[^|,;(\s])\s*(?:[,;]\s*|\(\s*|(?=for |where ))(?:(?:for|where) )?(?:all |any )?"
     r"(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*)?\{?\s*(?P<numbers>[NZ])\s*\}?\s*(?P<positive>[_^]\s*\{?\s*[*+]\s*\}?)?\s*\)?"
+)
+_EVERY = (
+    r"[,;]? ?(?:for (?:all|every|any|\(-\\infty,\\infty\))|\\forall) "
+    r"(?:(?:real|rational|positive|natural|integers?|numbers?|reals) )*"
+)
+_IN_NUMBERS = (
+    r" ?\\in ?(?:\((?:-\\infty|0),\\infty\)|(?:\\mathbb ?)?\{? ?[NZQ] ?\}?(?: ?[_^] ?\{? ?[*+] ?\}?)?)"
+)
+_FOR_ALL = re.compile(  # f(x) = x for all real x
+    r"(?P<function>[A-Za-z]\( ?(?P<name>[a-z]) ?\) ?=.*[^,; ])"
+    rf"(?:{_EVERY}(?P=name)(?:{_IN_NUMBERS})?|[,;] ?(?P=name){_IN_NUMBERS})"
 )
 _ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
