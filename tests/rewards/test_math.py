@@ -66,6 +66,7 @@ SAME = {
         (r"\sinh^{-1}(1)", r"\ln(1+\sqrt2)"),
         (r"\operatorname{arcosh}(2)", r"\ln(2+\sqrt3)"),
         (r"\tanh^{-1}\frac12", r"\frac12\ln 3"),
+        (r"\coth^{-1}(2)", r"\frac12\ln3"),
         (r"\operatorname{arsinh} x", r"\sinh^{-1} x"),
         (r"\pi\coth\pi", r"\frac{\pi}{\tanh(\pi)}"),
         (r"\operatorname{csch} 1", r"\frac{2e}{e^2-1}"),

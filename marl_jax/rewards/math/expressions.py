@@ -346,6 +346,9 @@ FLOAT_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
     "arcsinh": cmath.asinh,
     "arccosh": cmath.acosh,
     "arctanh": cmath.atanh,
+    "arccoth": lambda z: cmath.atanh(1 / z),
+    "arcsech": lambda z: cmath.acosh(1 / z),
+    "arccsch": lambda z: cmath.asinh(1 / z),
     "ln": cmath.log,
     "exp": cmath.exp,
 }

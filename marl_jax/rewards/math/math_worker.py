@@ -31,7 +31,8 @@ FORBIDDEN = (  # audit events, by their beginning
 SYMPY = {  # our names of functions -> sympy's, where they differ
     **{"+": "Add", "*": "Mul", "!": "factorial", "!!": "factorial2", "abs": "Abs", "ceil": "ceiling"},
     **{"ln": "log", "max": "Max", "min": "Min", "binom": "binomial"},
-    **{f"arc{name}": f"a{name}" for name in ["sin", "cos", "tan", "sec", "csc", "sinh", "cosh", "tanh"]},
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sec", "csc")},
+    **{f"arc{name}h": f"a{name}h" for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
 }
 X, TWO = ["v", "x0"], ["n", "2/1"]
 WARM_UP = (  # the first comparisons load half of the library
