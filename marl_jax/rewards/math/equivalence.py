@@ -217,7 +217,9 @@ class _Comparison:
 
     def same(self, a: Node, g: Node) -> bool:
         if (a, g) not in self.compared:
-            self.compared[a, g] = self._same(a, g)
+            self.compared[a, g] = False  # where a percentage or an angle is too big to work out
+            with contextlib.suppress(TooBig):
+                self.compared[a, g] = self._same(a, g)
         return self.compared[a, g]
 
     def _same(self, a: Node, g: Node) -> bool:
