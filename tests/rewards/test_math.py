@@ -97,6 +97,12 @@ SAME = {
         ("≈ 3.14", "3.14"),
         (r"\pi\approx3.14", r"\pi"),
     ],
+    "a value written twice": [
+        (r"\frac14\text{ or }0.25", "1/4"),
+        (r"0.25\text{ or }25\%", r"25\%"),
+        (r"2\sqrt3\text{ or }\sqrt{12}", r"\sqrt{12}"),
+        ("1/4", r"\frac14\text{ or }0.25"),
+    ],
     "intervals with points": [
         (r"a<0 \text{ or } a=1", r"(-\infty,0)\cup\{1\}"),
         (r"(-\infty,0)\cup\{1\}", r"a=1 \text{ or } a<0"),
@@ -814,6 +820,9 @@ DIFFERENT = {
     ],
     "several answers are not one": [
         ("1 or 2", "1"),
+        (r"\frac14\text{ or }0.26", "1/4"),
+        (r"\frac14\text{ or }25", "1/4"),
+        (r"\frac14, 0.25", "1/4"),
         (r"1 \text{ or } 2", "2"),
         ("1, 2", "1"),
         ("1,1", "1"),

@@ -8,10 +8,12 @@ is a plain tuple, so two answers that read the same have equal nodes:
     ("inequality", "<" | "<=", tree)              tree < 0
 """
 
+import contextlib
 import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
 from marl_jax.rewards.math.latex import MAX_DEPTH, parse
@@ -24,8 +26,8 @@ Node = tuple
 def readings(text: str) -> Iterator[Node]:
     r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
     A, C is AC, too; 10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations;
-    x > 1 and x < 3 is an interval, or two; x \ne 1, 2 is a set, too; the m of 5 m is a variable, too. Nested too deep,
-    it is mere text.
+    x > 1 and x < 3 is an interval, or two; x \ne 1, 2 is a set, too; the m of 5 m is a variable, too; 1/4 or 0.25 is
+    one number, too. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -52,6 +54,8 @@ def readings(text: str) -> Iterator[Node]:
         names, values = zip(*(item[1] for item in node[1]))
         if all(len(name) == 1 for name in names) and list(names) == sorted(set(names)):
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
+    if node[0] == "list" and _OR_ALONE.fullmatch(text) and len(set(map(_amount, node[1]))) == 1:
+        yield node[1][0]
     joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
     if joint and (both := _common(text, node[1])) is not None:  # x \ne 1, x > 0, too
         yield both
@@ -98,6 +102,7 @@ _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
+_OR_ALONE = re.compile(r"(?!.*(?<![A-Za-z\\])and(?![A-Za-z]))[^,;]*(?<![A-Za-z\\])or(?![A-Za-z])[^,;]*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
@@ -197,6 +202,14 @@ def _common(text: str, items: tuple[Node, ...]) -> Node | None:
         return None
     both = combine("\\cap", items)
     return None if both == ("set", ()) or both in items else both
+
+
+def _amount(node: Node) -> Node:
+    r"""25\% as 0.25, anything else as it is."""
+    with contextlib.suppress(TooBig):
+        if node[0] == "scalar" and node[4]:
+            return ("scalar", multiply([number(Fraction(1, 100)), node[1]]), *node[2:4], False)
+    return node
 
 
 def _condition(node: Node) -> str:
