@@ -23,6 +23,7 @@ from marl_jax.compiled.stage import Stage, count_calls
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.update import Learner, LearnerState
+from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
 from marl_jax.rewards.arrays import Tests, pack_tests
 from marl_jax.rollouts.scheduler import task_key
@@ -104,6 +105,7 @@ def make_halves(
     assert workflow.in_arrays is not None
 
     @jax.enable_x64(False)
+    @full_precision
     def play(state: State, key: jax.Array, tasks: Tasks) -> tuple[Columns, dict[str, Any]]:
         stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
         answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
@@ -112,6 +114,7 @@ def make_halves(
         return columns, _means(columns, axes)
 
     @jax.enable_x64(False)
+    @full_precision
     def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
         tree, own, columns, report = learn(cast, policy, state, columns, axes)
         after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})

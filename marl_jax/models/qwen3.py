@@ -42,15 +42,17 @@ REMAT = {"layer": jax.checkpoint_policies.nothing_saveable, "dots": _dots}
 
 
 def full_precision(fn: Callable) -> Callable:
-    """Trace a function so that its float32 products are float32 on every platform.
+    """Trace a function so that its float32 products are float32 on every platform, however strict JAX is elsewhere.
 
     GPUs (TF32) and TPUs (bfloat16 passes) round the factors otherwise. 16-bit products are not affected, and the
-    backward pass takes over the arguments of the forward pass.
+    backward pass takes over the arguments of the forward pass. `jax_numpy_rank_promotion` and
+    `jax_numpy_dtype_promotion` are for the caller's own code.
     """
 
     @functools.wraps(fn)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        with jax.default_matmul_precision("highest"):
+        ranks, dtypes = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
+        with jax.default_matmul_precision("highest"), ranks, dtypes:
             return fn(*args, **kwargs)
 
     return traced

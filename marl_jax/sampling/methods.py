@@ -42,7 +42,7 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array
     chex.assert_rank([logits, top_k, top_p], [2, 1, 1])
     order = _sortable(logits)
     limit = jnp.where(top_k > 0, top_k, logits.shape[-1])[:, None]
-    last = _threshold(order, jnp.ones_like(logits), limit)
+    last = _threshold(order, jnp.ones_like(logits), limit.astype(logits.dtype))
     room = limit - jnp.sum(order > last, axis=-1, keepdims=True)
     among_equals = jnp.cumsum(order == last, axis=-1)
     kept = jnp.where((order > last) | ((order == last) & (among_equals <= room)), logits, -jnp.inf)

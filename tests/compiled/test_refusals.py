@@ -196,14 +196,22 @@ def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_pl
     assert said.at(jnp.array([-1, 0, 2, 3])).tolist() == [OUTSIDE, 2, 4, OUTSIDE]
 
 
-def test_a_step_has_the_same_types_where_jax_has_64_bits():
-    config = load_config("configs/micro.py:single-shared-xs-code", [("data.problems", "2")])
+@pytest.mark.parametrize(
+    ("setting", "value", "family"),
+    [
+        ("enable_x64", True, "code"),
+        ("numpy_rank_promotion", "raise", "math"),
+        ("numpy_dtype_promotion", "strict", "math"),
+    ],
+)
+def test_a_step_has_the_same_types_where_jax_has_64_bits_or_is_strict(setting, value, family):
+    config = load_config(f"configs/micro.py:single-shared-xs-{family}", [("data.problems", "2")])
     words, tasks = next(batches(config))
     given = make_step(config), start(config), words, tasks
     single = jax.tree.leaves(jax.eval_shape(*given))
-    with jax.enable_x64(True):
-        double = jax.tree.leaves(jax.eval_shape(*given))
-    assert [(x.shape, x.dtype) for x in double] == [(x.shape, x.dtype) for x in single]
+    with getattr(jax, setting)(value):
+        other = jax.tree.leaves(jax.eval_shape(*given))
+    assert [(x.shape, x.dtype) for x in other] == [(x.shape, x.dtype) for x in single]
 
 
 def test_a_key_of_another_form_is_refused():

@@ -125,6 +125,11 @@ def test_every_product_of_the_update_asks_for_full_precision(layout):
         learner._settings["p0"], carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
     assert all_highest(run, carry, PARAMS, more_than=20)
+    with (
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+    ):  # a caller's, of its own code
+        jax.eval_shape(run, carry, PARAMS)
 
 
 def test_every_product_of_the_interventions_asks_for_full_precision():
@@ -136,6 +141,8 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
     given = (PARAMS, state, damping, carry, 0.1, roles)
     run = functools.partial(update_programs.apply, settings=StepSettings(optimiser, mixing))
     assert all_highest(run, *given, more_than=20)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(run, *given)
 
 
 def test_no_rows_have_no_log_probs():

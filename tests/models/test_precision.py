@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from traced import all_highest
 
 from marl_jax.models import ModelConfig, forward, init
@@ -23,3 +24,14 @@ def test_every_product_of_cached_decoding_asks_for_full_precision():
     assert all_highest(
         lambda p, c: extend(p, unstack(p, CONFIG), CONFIG, c, tokens, start, none), params, cache
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("numpy_rank_promotion", "raise"), ("numpy_dtype_promotion", "strict")]
+)
+def test_a_caller_may_be_strict_with_its_own_code(setting, value):
+    params, cache = init(0, CONFIG), empty_cache(CONFIG, 2, 16)
+    tokens, start, none = jnp.zeros((2, 1), jnp.int32), jnp.zeros(2, jnp.int32), [None] * 2
+    with getattr(jax, setting)(value):
+        assert jax.eval_shape(lambda p: forward(p, CONFIG, tokens), params).shape == (2, 1, 160)
+        jax.eval_shape(lambda p: extend(p, unstack(p, CONFIG), CONFIG, cache, tokens, start, none), params)

@@ -90,6 +90,12 @@ def test_truncation_is_what_sorting_says(top_k, top_p):
     np.testing.assert_array_equal(truncated(logits, top_k, top_p), wanted)
 
 
+def test_truncation_promotes_no_dtype_by_chance():
+    given = jnp.zeros((2, 8)), jnp.array([3, 0]), jnp.array([0.5, 1.0])
+    with jax.numpy_dtype_promotion("strict"):
+        assert np.isfinite(truncate(*given)).sum(axis=1).tolist() == [3, 8]
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(50, 1.0), (0, 0.95), (512, 0.8)])
 def test_truncation_of_a_published_vocabulary(top_k, top_p):
     logits = (np.random.default_rng(2).normal(size=(2, 151_936)) * 2).astype(np.float32)
