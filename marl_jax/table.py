@@ -206,7 +206,7 @@ class Table:
         For the learner; credit and views need whole episodes, see `of_episodes`.
         """
         rows = np.asarray(rows)
-        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+        rows = np.arange(len(self))[rows] if rows.dtype == bool else rows.astype(np.int64)
         taken = {name: take(getattr(self, name), rows) for name in COLUMNS}
         components = {name: values[rows] for name, values in self.components.items()}
         texts = {

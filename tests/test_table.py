@@ -166,6 +166,12 @@ def test_rows_are_taken_with_all_that_is_known_of_them(table, rows, wanted):
         assert some.episode[place] == whole.episode[row] and some.call[place] == whole.call[row]
 
 
+def test_a_mask_of_another_table_takes_no_rows(table):
+    for mask in ([True, False], [False] * 7 + [True]):
+        with pytest.raises(IndexError, match=rf"axis is 7 but .* is {len(mask)}"):
+            table.take(mask)
+
+
 def test_columns_may_be_given_as_lists(table):
     given = table.replace(reward=[1, 0, None, 2, 0, 1, 0], trains=[True, False] * 3 + [True])
     np.testing.assert_array_equal(given.take([2, 3]).reward, [np.nan, 2.0])
