@@ -163,7 +163,7 @@ def _two_way(values: Array) -> tuple[float, float]:
     both = a + b - e
     candidates = [(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)]
     largest = max(candidates)[0]
-    return largest, min(freedom for square, freedom in candidates if square >= largest * (1 - 1e-12))
+    return largest, min(freedom for square, freedom in candidates if not square < largest * (1 - 1e-12))
 
 
 def pass_at_k(

@@ -259,6 +259,14 @@ def test_three_seeds_are_not_called_different_more_often_than_the_level_says(by_
     assert called <= level * times + 3 * math.sqrt(level * times)
 
 
+def test_a_value_that_is_not_known_leaves_nothing_known():
+    values = np.array([[0.0, np.nan], [1.0, 1.0]])
+    assert all(
+        math.isnan(mean) for mean in (over_seeds(values).mean, bootstrap(values).mean, p_value(values))
+    )
+    assert over_seeds(values)[1:] == (0.0, 1.0)
+
+
 def test_one_seed_or_no_difference_is_no_test():
     assert p_value(np.ones((1, 5))) is None and p_value(np.zeros((3, 5))) is None
 
