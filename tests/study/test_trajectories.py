@@ -2,8 +2,8 @@
 
 import errno
 import json
-import os
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
