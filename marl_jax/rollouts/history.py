@@ -33,6 +33,10 @@ class Overlong(ValueError):
     """A prompt does not fit into the context."""
 
 
+class Unrendered(ValueError):
+    """The chat template refuses messages, such as one of a system."""
+
+
 class Chat:
     """A tokenizer with a chat template, seen as two functions: how a history starts and how it goes on."""
 
@@ -122,7 +126,7 @@ class Chat:
             )
         except jinja2.TemplateError as error:
             name = getattr(self.tokenizer, "name_or_path", "")
-            raise ValueError(
+            raise Unrendered(
                 f"the chat template of the tokenizer '{name}' cannot be rendered: {error}"
             ) from None
 

@@ -21,7 +21,7 @@ from marl_jax import fields
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.fields import Count
 from marl_jax.own import home_of, told
-from marl_jax.rollouts.history import Chat, Overlong, fit
+from marl_jax.rollouts.history import Chat, Overlong, Unrendered, fit
 from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.task import Task
 from marl_jax.workflows.api import Call, Completion, Fork, Message, Tool, ToolError, ToolTimeout, Workflow
@@ -117,7 +117,7 @@ class Running:
         except BaseException as error:  # a workflow's own exit() ends its episode, not the run
             self.error = self._describe(error)
             self.refused = isinstance(error, Overlong)
-            if not isinstance(error, Ended | Overlong):
+            if not isinstance(error, Ended | Overlong | Unrendered):
                 self.trace = self.trace or _trace(error)
         self.close()
         return []
@@ -304,7 +304,7 @@ class Running:
 
     def _describe(self, error: BaseException) -> str:
         """An exception in one line, with its place in the workflow's file."""
-        if isinstance(error, Ended | Overlong):
+        if isinstance(error, Ended | Overlong | Unrendered):
             return str(error)
         return told(error, home_of(self.workflow.fn))
 

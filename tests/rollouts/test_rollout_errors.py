@@ -62,6 +62,20 @@ def test_an_answer_can_be_a_completion_a_text_or_nothing():
     assert episodes[3].error == "workflow 'answers' returned int; return a Completion, a text or None"
 
 
+def test_messages_that_the_chat_template_refuses_are_told_in_a_line(monkeypatch):
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    monkeypatch.setattr(TOKENIZER, "chat_template", refusal + TOKENIZER.chat_template)
+
+    @workflow(roles=("speaker",))
+    def instructed(task, prompts):
+        yield Call("speaker", [{"role": "system", "content": "Be brief."}])
+
+    troubles = []
+    (episode,) = run(instructed, TASKS[:1], progress=lambda progress: troubles.append(progress.trouble))
+    assert episode.error == "the chat template of the tokenizer '' cannot be rendered: no system message"
+    assert troubles == [episode.error]
+
+
 def test_turns_count_within_role_and_slot():
     @workflow(roles=("speaker",))
     def turns(task, prompts):
