@@ -119,6 +119,7 @@ class Tasks(Sequence[Task]):
     skipped: int  # broken rows left out of all splits that were prepared together with this one
     records: Any  # of the published split
     positions: np.ndarray  # of the records that are in this split, in its order
+    home: Path  # the folder of the prepared data
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -130,7 +131,10 @@ class Tasks(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
-        return _task(self.records[int(self.positions[index])])
+        try:
+            return _task(self.records[int(self.positions[index])])
+        except (RuntimeError, AttributeError, ValueError) as error:
+            raise _damaged(self.home, error) from None
 
 
 @functools.cache
@@ -162,8 +166,22 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
                 raise
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    with _quiet():
-        return make(data_dir=home)
+    try:
+        with _quiet():
+            builder = make(data_dir=home)
+            if not builder.info.metadata:
+                raise ValueError("files are missing")
+            return builder
+    except Exception as error:  # whatever the parser of a broken file raises
+        raise _damaged(home, error) from None
+
+
+def _damaged(home: Path, error: Exception) -> DataError:
+    """Of prepared data in which files are broken, or gone with a clean-up of old ones."""
+    why = " ".join(str(error).split())
+    return DataError(
+        f"the prepared data in '{home}' is damaged ({why:.80}): remove that folder; it is made anew"
+    )
 
 
 def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> Tasks:
@@ -187,7 +205,8 @@ def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> 
     records = builder.as_data_source(split=published)
     marks = [report[published]["marks"][position] for position in positions]
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
-    return Tasks(builder.name, split, digest, marks, dropped, records, positions)
+    home = Path(builder.data_dir).parents[1]
+    return Tasks(builder.name, split, digest, marks, dropped, records, positions, home)
 
 
 def sizes(builder: TaskBuilder) -> dict[str, int]:

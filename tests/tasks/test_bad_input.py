@@ -1,8 +1,10 @@
 """Broken files and rows: one clear line that names the place, or skipped and counted."""
 
+import functools
 import gzip
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -583,3 +585,22 @@ def test_a_parquet_text_that_is_not_utf8_is_told(tmp_path):
     pq.write_table(pa.table({"question": broken, "answer": ["1"]}), tmp_path / "test.parquet")
     with pytest.raises(DataError, match=r"not a readable parquet file .*ff"):
         load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "dataset_info.json", "*.array_record*"])
+def test_prepared_data_that_lost_a_file_is_told_with_the_folder_to_remove(tmp_path, name):
+    """As where old files of a cache are cleared away one by one."""
+    jsonl(tmp_path / "data" / "test.jsonl", [{"question": "1+1=?", "gold": "2"}])
+    opened = functools.partial(load, "jsonl", tmp_path / "data", "test", cache=tmp_path / "cache")
+    assert opened()[0].gold == "2"
+    (home,) = (tmp_path / "cache" / "jsonl").iterdir()
+    (file,) = home.rglob(name)
+    whole = file.read_bytes()
+    for part in (whole[: len(whole) // 2], None):
+        file.unlink()
+        if part is not None:
+            file.write_bytes(part)
+        with pytest.raises(DataError, match=f"in '{home}' is damaged .*: remove that folder"):
+            opened()[0]
+    shutil.rmtree(home)
+    assert opened()[0].gold == "2"
