@@ -57,6 +57,7 @@ SAME = {
         (r"\Gamma\left(\frac{1}{4}\right)^2", r"\Gamma(1/4)\Gamma(0.25)"),
         (r"\frac78\zeta(3)", r"\frac{7\zeta(3)}{8}"),
         ("x(3)", "3x"),
+        (r"\frac{f^{(n)}(0)}{n!}", r"\frac{1}{n!}f^{(n)}(0)"),
     ],
     "hyperbolic and inverse functions": [
         (r"\cot^{-1}(2)", r"\arctan\frac12"),
@@ -760,6 +761,9 @@ DIFFERENT = {
         ("2/3", r"\frac{f(2)}{f(3)}"),
         ("1/3", r"\frac{\Gamma(1/4)}{\Gamma(3/4)}"),
         (r"\frac34\zeta(2)", r"\frac12\zeta(3)"),
+        ("0", "f^{-1}(0)"),
+        ("0", r"\frac{f^{(n)}(0)}{n!}"),
+        ("0", r"\hat{f}(0)"),
     ],
     "other inverse functions": [
         (r"\tan2", r"\cot^{-1}(2)"),

@@ -66,6 +66,7 @@ _GREEK_NAMES = """
 """
 _GREEK = {*_GREEK_NAMES.split()}
 _FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # of what stands in brackets behind them
+_INVERTED = {*"fghFGH"}  # of whose powers in front of brackets none is one: f^{-1}(0), f^{(n)}(0)
 _ACCENTS = {"overrightarrow": "vec", "overline": "bar", "widehat": "hat"}
 _ACCENTS |= {accent: accent for accent in ("vec", "bar", "hat", "tilde", "dot", "ddot")}
 _ARROWS = {"\\vec", "\\overrightarrow"}
@@ -200,7 +201,10 @@ class _Parser:
                     exponent = self.argument()
                     if base[0] == "v" and "_" not in base[1]:  # v^2_0
                         base = ("v", base[1] + self.subscript())
-                    base = power(base, exponent)
+                    if base[0] == "v" and base[1] in _INVERTED and self.next() == "(":
+                        base = self.applied(f"{base[1]}^{_flat(exponent)}", True)
+                    else:
+                        base = power(base, exponent)
             else:
                 return self.worked(base)
 
@@ -280,7 +284,7 @@ class _Parser:
         if name in _ONE_ARGUMENT:
             return self.function(name)
         if name in _ACCENTS:
-            return ("v", rf"\{_ACCENTS[name]}{{{self.plain(_ENDS)}}}{self.subscript()}")
+            return self.applied(rf"\{_ACCENTS[name]}{{{self.plain(_ENDS)}}}{self.subscript()}", False)
         if name in _MANY_ARGUMENTS:
             tree = self.worked(("f", name, *self.list_of_arguments()))
             if tree[0] != "n" and name in ("gcd", "lcm"):
@@ -292,13 +296,14 @@ class _Parser:
         if name in ("e", "i") and self.next() != "_":
             return ("c", name)
         name = ("\\" if name in _GREEK else "") + name + self.subscript()
+        return self.applied(name, name in _FUNCTION_NAMES) if name != "x" else ("v", name)
+
+    def applied(self, name: str, function: bool) -> Tree:
+        """A variable, or the value of a function at a place: f(0) is no product, 2x(3) may be one."""
         alone = self.tokens[self.at + 2 : self.at + 3] == [")"]
-        if self.next() == "(" and (name in _FUNCTION_NAMES or (alone and name != "x")):  # f(0), but 2x(3)
-            argument = self.group()
-            if any("(" in inner for inner in variables(argument)):
-                raise Unreadable("a function of a function")
-            return ("v", f"{name}({argument})")
-        return ("v", name)
+        if self.next() != "(" or not (function or alone):
+            return ("v", name)
+        return ("v", f"{name}({_flat(self.group())})")
 
     def plain(self, allowed: re.Pattern) -> str:
         """What follows, a token or a group, as it is written."""
@@ -369,6 +374,13 @@ class _Parser:
             arguments.append(self.sum())
         self.take("\\}" if braces else ")")
         return arguments
+
+
+def _flat(tree: Tree) -> str:
+    """A tree as part of a name; names in names would double in length with the depth."""
+    if any("(" in name for name in variables(tree)):
+        raise Unreadable("a function of a function")
+    return str(tree)
 
 
 def _number(token: str) -> Fraction:
