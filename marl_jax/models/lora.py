@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from marl_jax.fields import is_whole
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree, table
 
@@ -43,7 +44,7 @@ def init_lora(key: jax.Array | int, config: ModelConfig, rank: int, num_adapters
     """`num_adapters` fresh adapters in the model's dtype; b is zero, so that each computes the base model."""
     if rank < 1 or num_adapters < 1:
         raise ValueError(f"rank is {rank} and num_adapters {num_adapters}; both must be at least 1")
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = jax.random.key(int(key)) if is_whole(key) else key
     return _fresh(key, config, rank, num_adapters)
 
 

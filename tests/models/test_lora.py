@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,7 @@ def params():
 def adapters():
     """Three adapters, each far enough from zero and from the others to be told apart."""
     fresh = lora.init_lora(1, CONFIG, RANK, ADAPTERS)
+    chex.assert_trees_all_equal(fresh, lora.init_lora(np.int64(1), CONFIG, RANK, ADAPTERS))
     keys = iter(jax.random.split(jax.random.key(2), 100))
     return jax.tree.map(lambda leaf: 0.3 * jax.random.normal(next(keys), leaf.shape), fresh)
 
