@@ -16,4 +16,4 @@ UNIQUE: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
 def distinct(places: jax.Array, size: int) -> jax.Array:
     """Places along an axis of `size` entries, those beyond its end all different along the last axis."""
-    return jnp.where(places < size, places, size + jnp.arange(places.shape[-1]))
+    return jnp.where(places < size, places, size + jnp.arange(places.shape[-1], dtype=places.dtype))

@@ -84,6 +84,7 @@ class Sampled:
 
 
 @functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="rungs")
+@qwen3.full_precision
 def decode(
     params: Tree,
     adapters: Tree | None,

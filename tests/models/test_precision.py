@@ -7,6 +7,7 @@ from traced import all_highest
 
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.decode import empty_cache, extend, unstack
+from marl_jax.models.scatter import distinct
 
 CONFIG = ModelConfig.preset("xs")
 
@@ -35,3 +36,8 @@ def test_a_caller_may_be_strict_with_its_own_code(setting, value):
     with getattr(jax, setting)(value):
         assert jax.eval_shape(lambda p: forward(p, CONFIG, tokens), params).shape == (2, 1, 160)
         jax.eval_shape(lambda p: extend(p, unstack(p, CONFIG), CONFIG, cache, tokens, start, none), params)
+
+
+def test_places_keep_their_type_where_jax_has_64_bits():
+    with jax.enable_x64(True):
+        assert distinct(jnp.array([0, 5, 7], jnp.int32), 3).dtype == jnp.int32
