@@ -166,7 +166,9 @@ def policy_loss(
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
-    number = lambda x: isinstance(x, int | float)  # of no dtype
+    number = lambda x: x is None or isinstance(x, int | float)  # of no dtype
+    settings: Any = clip_low, clip_high, dual_clip, is_cap, entropy_coef
+    clip_low, clip_high, dual_clip, is_cap, entropy_coef = (x if number(x) else fixed(x) for x in settings)
     bound = lambda x: x if number(x) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
     clip_low, clip_high = bound(clip_low), bound(clip_high)
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)

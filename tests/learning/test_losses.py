@@ -304,6 +304,19 @@ def test_no_gradient_reaches_anything_but_the_policys_own_log_probs():
     assert not any(np.any(grad) for grad in grads)
 
 
+def test_no_gradient_reaches_a_bound_that_is_traced():
+    logp, old = jnp.array([[0.5, -0.5, 2.0]] * 2), jnp.zeros((2, 3))
+    given = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "is_cap": 1.1, "entropy_coef": 0.1}
+    run = lambda bounds: (
+        policy_loss(
+            logp, old, np.array([1, -1]), old + 1, sampler_logp=old - 1, entropy=old + 1, **bounds
+        ).value
+    )
+    assert not any(jax.grad(run)(given).values())
+    by_row = {"clip_low": jnp.full(2, 0.2), "clip_high": jnp.full((2, 3), 0.28)}
+    assert not any(np.any(grad) for grad in jax.grad(run)(by_row).values())
+
+
 def test_the_loss_without_its_terms_is_told():
     plain = policy_loss(**BATCH)
     terms = {"ref_logp": EXTRA["ref_logp"], "kl_coef": 0.1, "entropy": EXTRA["entropy"], "entropy_coef": 0.01}
