@@ -103,7 +103,8 @@ class Live:
         """After every training step, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = not self._durations
-        self._durations.append(now - self._step_began)
+        # The view begins before the run is opened, and its parts are of the time since then.
+        self._durations.append(metrics.get("time/wall", now - self._step_began))
         self._step_began, self._step, self._metrics = now, step, metrics
         self._phase, self._progress = "", ""
         if self._terminal:

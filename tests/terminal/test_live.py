@@ -370,6 +370,10 @@ def test_what_takes_most_of_a_step_is_named():
     clock.now += 8
     view.step(1, metrics(**{"time/rollout": 3.0, "time/learn": 5.0, "time/other": 0.0, "time/step": 8.0}))
     assert "first step 8.0 s, 62% of it learn" in stream.screen()[-1]
+    view = Live(100, ROLES, stream, clock)
+    clock.now += 180  # most of which the run was opened in, which is no part of a step
+    view.step(1, metrics(**{"time/evaluate": 14.4, "time/learn": 0.6, "time/wall": 15.0}))
+    assert "first step 15 s, 96% of it evaluate" in stream.screen()[-1]
 
 
 @pytest.mark.parametrize(
