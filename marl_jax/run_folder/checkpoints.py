@@ -33,6 +33,7 @@ from marl_jax.run_folder.folder import check_held, path_errors
 from marl_jax.threads import Workers
 
 Tree = Any
+METRICS = "metrics.jsonl"
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
 SAVE_S = 1200.0  # that Orbax may take for a save, and more for what is large
@@ -140,9 +141,9 @@ class Checkpoints:
             logging.get_absl_logger().removeFilter(_not_of_orbax)
 
     def resume(
-        self, templates: Mapping[str, Tree], recorded: float = math.inf
+        self, templates: Mapping[str, Tree], recorded: float = math.inf, by: str = METRICS
     ) -> tuple[dict[str, Tree], dict[str, Any]] | None:
-        """The newest checkpoint that is whole and not after the step `recorded`; None where there is none at all.
+        """The newest checkpoint that is whole and not after the last step of `by`; None where there is none at all.
 
         Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
         """
@@ -152,7 +153,7 @@ class Checkpoints:
         def newest() -> int | None:
             if not (there := steps(self.directory)):
                 return None
-            trees, data, step = _load_newest(self.directory, templates, recorded)
+            trees, data, step = _load_newest(self.directory, templates, recorded, by)
             for newer in (n for n in there if n > step):
                 self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
             restored.append((trees, data))
@@ -256,13 +257,13 @@ def restore(
 
 
 def _load_newest(
-    directory: Path, templates: Mapping[str, Tree], recorded: float = math.inf
+    directory: Path, templates: Mapping[str, Tree], recorded: float = math.inf, by: str = METRICS
 ) -> tuple[dict[str, Tree], dict[str, Any], int]:
     damage: list[str] = []
     listed = steps(directory)
     for step in reversed(listed):
         if step > recorded:
-            damage.append(f"checkpoint {step} is ahead of metrics.jsonl, which has no step {recorded + 1}")
+            damage.append(f"checkpoint {step} is ahead of {by}, which has no step {recorded + 1}")
             continue
         try:
             trees, data = _load(directory / str(step), templates)
@@ -273,7 +274,7 @@ def _load_newest(
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
     if steps(directory) != listed:  # a run goes on there
-        return _load_newest(directory, templates, recorded)
+        return _load_newest(directory, templates, recorded, by)
     ahead = any(step > recorded and is_sealed(directory / str(step)) for step in listed)
     accept = ", or go on without these lines by --accept_changes" if ahead else ""
     raise CheckpointError(

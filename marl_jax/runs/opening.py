@@ -35,7 +35,7 @@ from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
-from marl_jax.run_folder.checkpoints import CheckpointError, Checkpoints, steps
+from marl_jax.run_folder.checkpoints import METRICS, CheckpointError, Checkpoints, steps
 from marl_jax.run_folder.folder import (
     CONFIG,
     LOCK,
@@ -293,6 +293,7 @@ def _resumed(
     A run that was killed while its first checkpoint was saved has recorded `unsaved` steps at most. One that `reached`
     more has lost its checkpoints, and would lose its records with its first step.
     """
+    by = METRICS
     while True:
         if lack := hosts.from_first(
             lambda: [str(kept.directory) for kept in checkpoints if not steps(kept.directory)]
@@ -305,11 +306,11 @@ def _resumed(
             for kept in checkpoints:
                 kept.set_aside()
             return states
-        found = [kept.resume(state.arrays, reached) for state, kept in zip(states, checkpoints)]
+        found = [kept.resume(state.arrays, reached, by) for state, kept in zip(states, checkpoints)]
         resumed = [state.restored(*one) for state, one in zip(states, found) if one]
         if len({state.step for state in resumed}) == 1:
             return resumed
-        reached = min(state.step for state in resumed)
+        reached, by = min(state.step for state in resumed), "another seed"
 
 
 def _within(state: State, size: int) -> State:

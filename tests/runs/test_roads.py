@@ -150,7 +150,7 @@ def test_killed_with_weights_that_are_cut_it_ends_alike(base, tmp_path):
 
 
 @pytest.mark.long
-def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, monkeypatch):
+def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, caplog):
     """Asked to stop on the way, and gone on with from where all of them are."""
     both = config(base, seeds=2)
     view = Asked(5)
@@ -160,6 +160,7 @@ def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, m
     (newest / "seal.json").unlink()
     newest.rename(newest.with_name(".saving-5"))
     assert loop.train(both, tmp_path / "runs", live=quiet()) == 8
+    assert "checkpoint 5 is ahead of another seed, which has no step 5: going back to step 4" in caplog.text
     assert "seed 1: step 4: val accuracy" in view.said
     same(tmp_path / "runs" / "seed-0", alone, KIND)
     loop.train(config(base, seed=1), tmp_path / "one", live=quiet())
