@@ -58,6 +58,7 @@ def main() -> int | None:
 def show_all() -> None:
     """What a terminal cannot show becomes a question mark, and a closed output takes all: neither ends a command."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 

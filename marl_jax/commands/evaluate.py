@@ -183,7 +183,8 @@ def evaluate(
 
 def announce(name: str) -> Callable[[Progress], None]:
     """Say on the terminal which checkpoint is played, and show how far it is."""
-    print(f"evaluating {name}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # of a closed stream
+        print(f"evaluating {name}", file=sys.stderr, flush=True)
     return progress_bar()
 
 

@@ -68,12 +68,11 @@ def run_matrix(
     options: Mapping[str, float | str] | None = None,
 ) -> int:
     """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
-    say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
     if launcher == "local":
-        trouble = matrix.work(jobs, test_samples, say)
+        trouble = matrix.work(jobs, test_samples, _say)
     else:
-        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
+        trouble = launch(launcher, jobs, test_samples, root / "launcher", _say, options or {})
     if trouble is None:
         return 0  # stopped by the user
     with to_a_reader():
@@ -81,6 +80,11 @@ def run_matrix(
     for text in trouble:
         print(text, file=sys.stderr)
     return 1 if trouble else 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # of a closed stream
+        print(text, file=sys.stderr, flush=True)
 
 
 def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:

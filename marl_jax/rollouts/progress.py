@@ -39,11 +39,15 @@ class Progress:
         return line + "".join(f", {count} {name}" for name, count in counts.items() if count)
 
 
-def progress_bar(stream: TextIO = sys.stderr, every_s: float | None = None) -> Callable[[Progress], None]:
-    """A callback that draws a bar on a terminal, and writes a plain line now and then anywhere else."""
-    terminal = stream.isatty()
+def progress_bar(stream: TextIO | None = None, every_s: float | None = None) -> Callable[[Progress], None]:
+    """A callback that draws a bar on a terminal, and writes a plain line now and then anywhere else.
+
+    A stream that breaks ends the bar, not the rollout. None: standard error.
+    """
+    stream = sys.stderr if stream is None else stream
+    terminal = stream is not None and stream.isatty()
     pause = every_s if every_s is not None else (0.1 if terminal else 10.0)
-    next_time = 0.0
+    next_time = math.inf if stream is None else 0.0
 
     def show(progress: Progress) -> None:
         nonlocal next_time
@@ -51,11 +55,11 @@ def progress_bar(stream: TextIO = sys.stderr, every_s: float | None = None) -> C
         if next_time == math.inf or (time.monotonic() < next_time and not over):
             return
         next_time = math.inf if over else time.monotonic() + pause
-        if terminal:
-            filled = 30 * progress.done // max(progress.episodes, 1)
-            stream.write(f"\r\033[K|{'#' * filled:<30}| {progress}" + "\n" * over)
-        else:
-            stream.write(f"{progress}\n")
-        stream.flush()
+        filled = 30 * progress.done // max(progress.episodes, 1)
+        bar = f"\r\033[K|{'#' * filled:<30}| {progress}" + "\n" * over
+        try:
+            print(bar if terminal else f"{progress}\n", end="", file=stream, flush=True)
+        except OSError:
+            next_time = math.inf
 
     return show

@@ -61,6 +61,14 @@ def test_output_on_a_full_disk_is_one_line():
     assert (run.returncode, run.stderr) == (1, line)
 
 
+def test_a_command_without_outputs_writes_to_none(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    console.show_all()
+    print("said", file=sys.stderr)
+    assert sys.stdout.name == sys.stderr.name == os.devnull
+
+
 @pytest.mark.parametrize("words", ["marl_jax docs glossary", "experiments.train --helpshort"])
 def test_a_command_whose_output_is_closed_ends_in_silence(words):
     """As a service may start one."""

@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import sys
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 from fake_engine import FakeEngine
 from rollout_kit import MATH, TASKS, run, speak
 
+from marl_jax.commands.evaluate import announce
 from marl_jax.rollouts import progress_bar
 from marl_jax.workflows import (
     Tool,
@@ -42,6 +44,16 @@ def test_the_bar_redraws_one_line_on_a_terminal():
     run(voting, prompts=MATH, progress=progress_bar(stream, every_s=0))
     assert stream.getvalue().count("\n") == 1
     assert "#" * 30 + "| 6/6 episodes" in stream.getvalue()
+
+
+def test_a_stream_that_is_closed_or_breaks_ends_the_bar_and_not_the_rollout(monkeypatch):
+    class Broken(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    for stream in (Broken(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        run(voting, prompts=MATH, progress=announce("base"))
 
 
 def test_ctrl_c_ends_generators_and_threads_and_the_engine_can_be_used_again():
