@@ -17,12 +17,17 @@ import jax
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.errors import UserError
 from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
 BLOCK = 32  # tokens of a block of a pack
 STEM = 1  # the segment of prompts that rows share
 LEAST_SAVING = 0.2  # least share of a unit's tokens that sharing prompts must save
+
+
+class RowError(UserError, ValueError):
+    """A row that no micro-batch can hold, such as one of a flattened episode that is too long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,7 +387,7 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
 
     def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong)[:1]:
-            raise ValueError(f"a row of role {rows.role_of(i)!r} has {why(i)}")
+            raise RowError(f"a row of role {rows.role_of(i)!r} has {why(i)}")
 
     prompts = rows.prompt.lengths
     refuse(
@@ -415,8 +420,9 @@ def _bucket(length: int, buckets: Sequence[int]) -> int:
     for bucket in buckets:
         if length <= bucket:
             return bucket
-    raise ValueError(
-        f"a row of {length} tokens fits no length bucket (longest {buckets[-1]}); add a longer bucket"
+    raise RowError(
+        f"a row of {length} tokens fits no length bucket (longest {buckets[-1]}): add a longer one to "
+        "learner.batch.buckets"
     )
 
 
