@@ -113,7 +113,10 @@ def own_voices(table: Table, config: RunConfig, parts: Parts) -> Table:
             f"{', '.join(config.roles)}: take calls of this workflow, or set the phase's flatten to one of these"
         )
     slots = zip(table.role.tolist(), table.slot.tolist())
-    names = [policy_of(config.policies.map, table.roles[role], slot) for role, slot in slots]
+    try:
+        names = [policy_of(config.policies.map, table.roles[role], slot) for role, slot in slots]
+    except ValueError as error:
+        raise FolderError(f"the calls of a phase: {error}") from None
     decoders = parts.decoders
     for row, (name, text) in enumerate(zip(names, table.text)):
         if (here := decoders[name](table.tokens[row].tolist())) != text:

@@ -117,6 +117,15 @@ def test_tokens_that_spell_something_else_here_are_refused(base):
         own_voices(Table.of([episode(1, said(words), said("other words"))]), config, parts)
 
 
+def test_calls_of_a_slot_without_a_policy_are_refused(base):
+    config = tiny_config(base)
+    owners = {"generator/0": "p0", "generator/1": "p0", "aggregator": "p1"}
+    config = dataclasses.replace(config, policies=dataclasses.replace(config.policies, map=owners))
+    third = dataclasses.replace(said("one"), slot=2)
+    with pytest.raises(FolderError, match="the calls of a phase: policy map has neither 'generator/2' nor"):
+        own_voices(Table.of([episode(1, third)]), config, load_parts(config))
+
+
 def test_a_source_without_rewards_is_refused_by_name(tmp_path):
     plain = Table.of([episode(1, said("one"))])
     write_episodes(tmp_path / "val-000010.parquet", plain)
