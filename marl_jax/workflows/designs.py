@@ -243,7 +243,7 @@ def _node(
             last = yield from one(part, question=f"{question}\n{answer}", shown=[*shown, answer])
         return last
     if design.name == "refine":
-        return (yield from _refine(design, question, prompts, one))
+        return (yield from _refine(design, question, prompts, one, shown))
     made = yield from _together([one(inner) for _ in range(design.counts[0])])
     drafts, names = [draft for draft, _ in made], [name for _, name in made]
     if design.name == "judge":
@@ -260,11 +260,11 @@ def _node(
     return drafts[best], names[best]
 
 
-def _refine(design: Design, question: str, prompts: Any, one: Any) -> Script:
+def _refine(design: Design, question: str, prompts: Any, one: Any, shown: Sequence[Completion]) -> Script:
     draft, name = yield from one(design.parts[0])
     for _ in range(design.counts[0]):
         ask = prompts.evaluator(question=question, answer=draft)
-        look = (yield [Call(SERVANTS["refine"], ask, reads=[draft], read=verdict)])[0]
+        look = (yield [Call(SERVANTS["refine"], ask, reads=[*shown, draft], read=verdict)])[0]
         if look.answer == "Correct":
             break
         ask = prompts.generator.refine(critique=look)

@@ -76,6 +76,9 @@ def test_reads_are_what_a_prompt_shows():
     assert [len(call.reads) for call in calls] == [0, 0]
     calls, _ = drive(playing("then(solve, check, solve)"), lambda call, before: f"\\boxed{{{before}}}")
     assert [[one.text for one in call.reads] for call in calls] == [[], ["\\boxed{0}"], ["\\boxed{1}"]]
+    calls, _ = drive(playing("then(solve, refine(1, check))"), lambda call, before: f"\\boxed{{{before}}}")
+    # The critic is shown the first answer, too.
+    assert [[one.call for one in call.reads] for call in calls] == [[], [0], [0, 1], [2]]
 
 
 @pytest.mark.parametrize(
