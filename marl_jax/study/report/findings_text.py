@@ -48,7 +48,9 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
     said = findings.answers(known)
     beside = path.with_name(f"{path.stem}-runs.md")
-    parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
+    with path_errors(path, "choose another --findings"):  # figures are written beside it
+        sections = [_section(k, one, path) for k, one in enumerate(said.findings, 1)]
+    parts = [markdown(agreement(said)), *sections]
     parts.append(f"All tests, the runs, and what is not run yet, are [a page of their own]({beside.name}).")
     before, _, rest = text.partition(BEGIN)
     runs = [

@@ -18,7 +18,7 @@ from marl_jax.study.intervals import holm
 from marl_jax.study.questions import findings, mechanisms
 from marl_jax.study.questions.mechanisms import _ranks
 from marl_jax.study.record import read_run
-from marl_jax.study.report import findings_text
+from marl_jax.study.report import drawing, findings_text
 from marl_jax.study.report.html_page import write_overview
 from marl_jax.study.seeds import by_cell
 from marl_jax.study.wording import NONE
@@ -481,7 +481,7 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     assert "monitors found anything" in own and "Not judged" not in own
 
 
-def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
+def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path, monkeypatch):
     cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
     results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
     page = tmp_path / "findings.md"
@@ -491,8 +491,13 @@ def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
     assert text.startswith("Words.\n") and text.endswith("\nMore.\n") and "old" not in text
     assert "\n| voting-isolated-s-math over base | +73.0 | " in text and " | 3 | higher |" in text
     assert "![" in text and (tmp_path / "findings-1.svg").exists() and (tmp_path / "findings-1.png").exists()
-    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    findings_text.write_findings(results.read_study(tmp_path / "results"), "~/findings.md")
     assert page.read_text() == text
+    with monkeypatch.context() as patch:
+        patch.setattr(drawing, "write_atomically", lambda *_, **__: Path("/proc/self/none").touch())
+        with pytest.raises(FolderError, match=r"cannot be used \(.*\): choose another --findings"):
+            findings_text.write_findings(results.read_study(tmp_path / "results"), page)
     page.write_text("Words.")
     with pytest.raises(FolderError, match="lacks the marks"):
         findings_text.write_findings(results.read_study(tmp_path / "results"), page)
