@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.commands.console import to_a_reader
 from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import save_hf
 from marl_jax.models.hf import write_json
@@ -55,7 +56,8 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
 
     def progress(step: int, loss: jax.Array) -> None:
         if step % 100 == 0 or step + 1 == recipe.steps:
-            print(f"step {step}: loss {float(loss):.3f}, {time.perf_counter() - began:.0f} s", flush=True)
+            with to_a_reader():
+                print(f"step {step}: loss {float(loss):.3f}, {time.perf_counter() - began:.0f} s")
 
     config, params = train(recipe, tokenizer, progress)
     half = dataclasses.replace(config, dtype="bfloat16")
@@ -80,7 +82,8 @@ def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str
     for kind, levels in recipe.levels.items():
         graded = play_held_out(out, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
         mean, error = accuracy(graded, problems)
-        print(f"{kind}: {mean:.1%} +- {error:.1%} of {problems} held-out problems, single agent")
+        with to_a_reader():
+            print(f"{kind}: {mean:.1%} +- {error:.1%} of {problems} held-out problems, single agent")
         about = {"split": "val", "levels": list(levels), **sizes}
         measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}
     return measured
