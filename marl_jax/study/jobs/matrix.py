@@ -67,9 +67,11 @@ class Job:
             and record.get("problems") == record.get("of_problems")
             and not folder.plays_else(self.folder)  # then `evaluate` knows which of its lines still hold
         }
+        server = self.config.engine.vllm  # the run may know an older address
+        where = [f"--url={server.url}"] if server.url and not server.start else []
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:
-                which = [f"--checkpoint={step}", f"--samples={samples}", *self._accept]
+                which = [f"--checkpoint={step}", f"--samples={samples}", *where, *self._accept]
                 yield ["marl_jax", "evaluate", f"--workdir={self.folder}", *which]
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import script
 
-from marl_jax.config.run_config import ConfigError, from_argv
+from marl_jax.config.run_config import ConfigError, VllmConfig, from_argv
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.runs.stopping import TOGETHER_S, Stop
@@ -239,6 +239,16 @@ def test_the_best_and_the_final_policies_play_all_of_test_once(jobs, played, lef
     leave(jobs[0], played=played)  # the score falls from step 2 to step 4
     found = [command[3] for command in jobs[0].testing(1)]
     assert found == [f"--checkpoint={step}" for step in left]
+
+
+def test_a_server_is_asked_where_it_is_now(jobs):
+    leave(jobs[0])
+    config = jobs[0].config
+    url = ",".join(f"http://127.0.0.1:{8000 + n}" for n in range(len(config.policies.specs)))
+    server = dataclasses.replace(config.engine, kind="vllm", vllm=VllmConfig(url=url))
+    job = dataclasses.replace(jobs[0], config=dataclasses.replace(config, engine=server))
+    commands = [*job.testing(1)]
+    assert commands and all(f"--url={url}" in command for command in commands)
 
 
 def test_tests_of_before_a_changed_workflow_are_not_those_of_now(jobs):
