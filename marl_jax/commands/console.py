@@ -83,6 +83,12 @@ def to_a_reader() -> Iterator[None]:
             sys.exit(f"the output cannot be written ({error.strerror}): make room on its disk")
 
 
+def say(text: str) -> None:
+    """A line on standard error, which may be closed or broken."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def _help() -> str:
     from marl_jax.commands.pages import first_words
 

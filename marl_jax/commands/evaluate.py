@@ -14,7 +14,6 @@ import json
 import operator
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import jax
 from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
+from marl_jax.commands.console import say
 from marl_jax.config.config_checks import not_taken
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
@@ -183,8 +183,7 @@ def evaluate(
 
 def announce(name: str) -> Callable[[Progress], None]:
     """Say on the terminal which checkpoint is played, and show how far it is."""
-    with contextlib.suppress(OSError):  # of a closed stream
-        print(f"evaluating {name}", file=sys.stderr, flush=True)
+    say(f"evaluating {name}")
     return progress_bar()
 
 

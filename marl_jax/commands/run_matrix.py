@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.commands.console import to_a_reader
+from marl_jax.commands.console import say, to_a_reader
 from marl_jax.config.run_config import ConfigError
 from marl_jax.errors import RunError, UserError
 from marl_jax.packaged import located
@@ -70,9 +70,9 @@ def run_matrix(
     """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
     matrix.check(jobs)
     if launcher == "local":
-        trouble = matrix.work(jobs, test_samples, _say)
+        trouble = matrix.work(jobs, test_samples, say)
     else:
-        trouble = launch(launcher, jobs, test_samples, root / "launcher", _say, options or {})
+        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
     if trouble is None:
         return 0  # stopped by the user
     with to_a_reader():
@@ -80,11 +80,6 @@ def run_matrix(
     for text in trouble:
         print(text, file=sys.stderr)
     return 1 if trouble else 0
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # of a closed stream
-        print(text, file=sys.stderr, flush=True)
 
 
 def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:

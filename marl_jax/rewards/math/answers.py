@@ -54,7 +54,8 @@ def readings(text: str) -> Iterator[Node]:
         names, values = zip(*(item[1] for item in node[1]))
         if all(len(name) == 1 for name in names) and list(names) == sorted(set(names)):
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
-    if node[0] == "list" and _OR_ALONE.fullmatch(text) and len(set(map(_amount, node[1]))) == 1:
+    by_or = node[0] == "list" and not {*",;"} & {*text} and not _AND.search(text)
+    if by_or and len(set(map(_amount, node[1]))) == 1:
         yield node[1][0]
     joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
     if joint and (both := _common(text, node[1])) is not None:  # x \ne 1, x > 0, too
@@ -102,7 +103,6 @@ _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
-_OR_ALONE = re.compile(r"(?!.*(?<![A-Za-z\\])and(?![A-Za-z]))[^,;]*(?<![A-Za-z\\])or(?![A-Za-z])[^,;]*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}

@@ -65,8 +65,8 @@ _GREEK_NAMES = """
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell hbar
 """
 _GREEK = {*_GREEK_NAMES.split()}
-_FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # of what stands in brackets behind them
-_INVERTED = {*"fghFGH"}  # of whose powers in front of brackets none is one: f^{-1}(0), f^{(n)}(0)
+_FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # with an argument in brackets
+_INVERTED = {*"fghFGH"}  # a power between them and brackets names another function: f^{-1}(0), f^{(n)}(0)
 _ACCENTS = {"overrightarrow": "vec", "overline": "bar", "widehat": "hat"}
 _ACCENTS |= {accent: accent for accent in ("vec", "bar", "hat", "tilde", "dot", "ddot")}
 _ARROWS = {"\\vec", "\\overrightarrow"}
