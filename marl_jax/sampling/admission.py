@@ -1,6 +1,6 @@
 """Admission: which requests enter the lanes next, and the prompts that the prefix cache needs for them.
 
-Decided on the host, in the order in which requests arrive and lanes become free; the engine carries it out.
+Decisions are made on the host, in the order in which requests arrive and lanes become free. The engine executes them.
 """
 
 import bisect
@@ -18,8 +18,8 @@ from marl_jax.sampling.requests import Request, Said
 from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
-LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
-NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
+LOOK_AHEAD = 128  # waiting requests that are searched for prompts to prefill early
+NOWHERE = 1 << 30  # a row out of range: reads of it are harmless, writes to it are dropped
 
 
 class Waiting(NamedTuple):
@@ -28,31 +28,31 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
-    said: Said | None = None  # tokens sampled before it gave its lane up
+    said: Said | None = None  # the tokens that it sampled before it gave up its lane
 
     @property
     def tokens(self) -> Tokens:
-        """Its prompt and the tokens that it has sampled."""
+        """Its prompt and the tokens sampled so far."""
         return self.request.tokens if self.said is None else (*self.request.tokens, *self.said.tokens)
 
     @property
     def cached(self) -> int:
-        """How many tokens are prefilled."""
+        """The number of tokens to prefill."""
         return len(self.request.tokens) - 1 + (0 if self.said is None else len(self.said.tokens))
 
     @property
     def left(self) -> int:
-        """How many tokens it may sample yet."""
+        """How many more tokens it may sample."""
         return self.request.max_new_tokens - (0 if self.said is None else len(self.said.tokens))
 
     @property
     def owner(self) -> Owner:
-        """The key of the prompt cache that the request may use."""
+        """The policy whose cached prompts the request may use."""
         return self.request.policy
 
     @property
     def key(self) -> Key:
-        """Its entry in the prefix cache: all tokens but the last, which the first decode step feeds."""
+        """Its key in the prefix cache: all tokens but the last, which the first decode step feeds."""
         return self.owner, self.tokens[:-1]
 
 
@@ -67,33 +67,33 @@ class Feed(NamedTuple):
     tokens: Tokens
     start: int
     adapter: int
-    again: bool = False  # they lay in a lane before, which was given up
+    again: bool = False  # a lane that was given up had them in its cache
 
 
 @dataclasses.dataclass
 class Wave:
-    """Requests that enter lanes together, and the operations on the prefix cache before that, in this order."""
+    """Requests that enter lanes together, and what is done on the device before; in the order of the fields."""
 
-    swaps: list[Swap] = dataclasses.field(default_factory=list)  # lanes that change places
-    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
+    swaps: list[Swap] = dataclasses.field(default_factory=list)  # lanes to swap
+    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (from, to) rows to copy
     feeds: list[Feed] = dataclasses.field(default_factory=list)
-    seats: list[tuple[int, int, Waiting]] = dataclasses.field(default_factory=list)  # lane, row, ..
-    locked: set[int] = dataclasses.field(default_factory=set)  # the rows that it uses
+    seats: list[tuple[int, int, Waiting]] = dataclasses.field(default_factory=list)  # lane, row, request
+    locked: set[int] = dataclasses.field(default_factory=set)  # rows that the wave uses
 
 
 class Admission:
     """The waiting requests, and the contents of the rows of the prefix cache.
 
-    Requests wait in one queue per cache length. Where one cache grows with its longest lane, a queue is served until it
-    is empty, and a request waits for the length that it may need in the end. Over rungs it waits for the one it needs
-    now, and of those with a free lane the first to have arrived enters.
+    Requests wait in one queue per cache length. With one cache, which grows with its longest lane, a queue is served
+    until it is empty, and a request waits for the length that it may need in the end. With rungs, a request waits for
+    the rung that it needs now; among the queues that have a lane, the request that arrived first enters.
     """
 
     def __init__(self, settings: EngineSettings):
         self._settings = settings
-        self.places = Places(settings.lanes_at)  # of the requests in lanes, where these lie over rungs
+        self.places = Places(settings.lanes_at)  # the lane of each request; used with rungs only
         self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
-        self._turn = 0  # the queue that is being served: which of the lengths
+        self._turn = 0  # index of the length whose queue is being served
         self._prefixes = Prefixes(settings.prefixes)
 
     def __len__(self) -> int:
@@ -106,18 +106,18 @@ class Admission:
         self._prefixes.want(waiting.key)
 
     def resume(self, given_up: Sequence[Waiting]) -> None:
-        """Queue requests that gave their lanes up, each at its place in the order of arrival."""
+        """Queue requests that gave up their lanes, each at its place in the order of arrival."""
         for waiting in given_up:
             bisect.insort(self._queues[self._rung(waiting)], waiting, key=_arrival)
             self._prefixes.want(waiting.key)
 
     def advance(self) -> None:
-        """Serve the next queue once one is empty. Lengths are served in turn, since all lanes attend equally far."""
+        """If the current queue is empty, serve the next. Lengths take turns, since all lanes attend equally far."""
         order = (*range(self._turn, len(self._queues)), *range(self._turn))
         self._turn = next((i for i in order if self._queues[i]), self._turn)
 
     def wave(self, lanes: Sequence[int]) -> Wave:
-        """The next requests for these free lanes, as far as the prefix cache has rows for their prompts."""
+        """The next requests for these free lanes, as many as the prefix cache has rows for."""
         wave = Wave()
         if self._settings.lanes_at:
             self._fill_rungs(wave)
@@ -127,14 +127,14 @@ class Admission:
         return wave
 
     def grow(self, position: np.ndarray, left: np.ndarray) -> list[int]:
-        """The lanes that have to be given up, where lanes [W] have cached so many tokens and may sample so many yet."""
+        """Update the needed rungs by the cached tokens and tokens left of lanes [W]; returns the lanes to give up."""
         taken = self.places.taken
         columns = position[taken] + np.minimum(self._settings.steps, left[taken])
         self.places.need[taken] = np.searchsorted(self._settings.lengths, columns)
         return self.places.surplus()
 
     def keep(self, owner: Owner, tokens: Tokens) -> int | None:
-        """The row to copy a lane to, so that a later turn can go on from these tokens; None without need or room."""
+        """The row to copy a lane to, for a later turn that continues these tokens; None without need or room."""
         key = owner, tokens
         return None if self._prefixes.keep(key) else self._prefixes.add(key, set(), kept=True)
 
@@ -157,11 +157,11 @@ class Admission:
             waiting = self._queues[need].popleft()
             wave.swaps += places.enter(waiting.ticket, need)
             self._seat(FREE, row, waiting, wave)
-        # Their lanes change places until all have entered.
+        # Only now, because each request that enters may swap lanes of earlier ones.
         wave.seats = [(places.lane_of(waiting.ticket), row, waiting) for _, row, waiting in wave.seats]
 
     def _rung(self, waiting: Waiting) -> int:
-        """Which of the queues is the request's."""
+        """The index of the request's queue."""
         ahead = min(self._settings.steps, waiting.left) if self._settings.lanes_at else waiting.left + 1
         return bisect.bisect_left(self._settings.lengths, waiting.cached + ahead)
 
@@ -170,7 +170,7 @@ class Admission:
         self._prefixes.served(waiting.key)
 
     def _row(self, waiting: Waiting, wave: Wave) -> int | None:
-        """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
+        """The row that contains, or will contain, the request's prompt; None if the wave uses every row."""
         _, prefix = key = waiting.key
         if not prefix:
             return NOWHERE
@@ -199,15 +199,15 @@ class Admission:
         return row, start
 
     def _look_ahead(self, wave: Wave) -> None:
-        """Fill the rows that prefills would leave empty with prompts that wait for a lane."""
+        """Use the rows that prefills would leave empty for prompts of requests that wait for a lane."""
         chunk_of, rows_of = self._settings.chunk_of, self._settings.prefill_rows
-        begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
-        empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
-        window = LOOK_AHEAD if any(empty.values()) else 0
-        served = self._queues if self._settings.lanes_at else [self._queues[self._turn]]
-        for waiting in itertools.islice(heapq.merge(*served, key=_arrival), window):
+        prompts = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
+        empty_rows = {chunk: -count % rows_of(chunk) for chunk, count in prompts.items()}
+        window = LOOK_AHEAD if any(empty_rows.values()) else 0
+        queues = self._queues if self._settings.lanes_at else [self._queues[self._turn]]
+        for waiting in itertools.islice(heapq.merge(*queues, key=_arrival), window):
             chunk = chunk_of(waiting.cached)
-            if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty.get(chunk):
+            if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty_rows.get(chunk):
                 continue
             _, prefix = key = waiting.key
             if self._prefixes.find(key) is not None or self._prefixes.longest(key)[1]:
@@ -217,4 +217,4 @@ class Admission:
                 break
             wave.feeds.append(Feed(row, prefix, 0, waiting.adapter))
             wave.locked.add(row)
-            empty[chunk] -= 1
+            empty_rows[chunk] -= 1

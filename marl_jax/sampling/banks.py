@@ -1,12 +1,12 @@
 """A bank: lanes that are decoded together, their records on the host, and the running dispatch.
 
-An engine has one, or several that take turns: while the host reads the tokens of one, and prefills new requests
+An engine has one bank, or several that take turns: while the host reads the tokens of one, and prefills new requests
 for it, the others decode. On a CPU that also fills the cores, which one small program does not.
 
     open -> occupy (table) -> reach -> begin ─ on the device ─ wait -> record (table) -> begin -> ..
 
-A CPU runs the programs that one thread dispatches one after the other, so there each bank has a thread, which
-dispatches and waits. It changes no state: `wait` stores its results.
+A CPU runs the programs that one thread dispatches one after the other. There, each bank has its own thread, which
+dispatches and waits. The thread changes no state: `wait` stores its results.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ Decode = Callable[[Rungs, programs.Lanes], Decoded]
 
 
 class Bank:
-    """A bank has no lanes before it is opened. They lie in one cache that grows, or in rungs, one behind the other."""
+    """A bank has no lanes before `open`. They are the rows of one cache that grows, or of all rungs in their order."""
 
     rungs: list[Cache]
     table: LaneTable
-    fed: jax.Array | None = None  # there when the prompts are that were prefilled last for its lanes
+    fed: jax.Array | None = None  # ready once the last prefill for its lanes is done
 
     def __init__(self, config: ModelConfig, settings: EngineSettings, mesh: Mesh | None):
         self._config, self._settings, self._mesh = config, settings, mesh
-        self.requests: dict[int, Waiting] = {}  # those in lanes, by ticket
+        self.requests: dict[int, Waiting] = {}  # requests in lanes, by ticket
         # Programs that several devices of a mesh run together must begin in one order everywhere.
         threaded = settings.banks > 1 and mesh is None and jax.default_backend() == "cpu"
         self._worker = Workers("bank", finish=True) if threaded else None
@@ -59,7 +59,7 @@ class Bank:
         """Start over with idle lanes in caches of (lanes, length) each."""
         self.requests.clear()
         self.fed = None
-        self.rungs = []  # the old ones go before the new ones come
+        self.rungs = []  # frees the old caches before the new ones are allocated
         self.rungs = [empty_cache(self._config, lanes, length, self._mesh) for lanes, length in rungs]
         width = sum(lanes for lanes, _ in rungs)
         self.table = LaneTable(width, self._settings.context, self._settings.stops, self._settings.features)
@@ -69,7 +69,7 @@ class Bank:
         return np.flatnonzero(self.table.tickets == FREE).tolist()
 
     def fit(self, best: int) -> None:
-        """Compact or widen to the best of the widths."""
+        """Compact or widen the bank to `best` lanes."""
         widths = self._settings.widths
         for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one rung at a time
             self._take(np.arange(width) % self.cache.rows, self.cache.rows)
@@ -78,13 +78,13 @@ class Bank:
             self._take(occupied_first[:width], width)
 
     def reach(self, length: int) -> None:
-        """Let the cache grow until `length` columns fit or it is as long as it may become."""
+        """Grow the cache until `length` columns fit, or to its greatest length."""
         for longer in self._settings.lengths:
             if self.cache.length < min(length, self._settings.context) and longer > self.cache.length:
                 self.cache = programs.grow(self.cache, longer)
 
     def swap(self, lower: int, upper: int) -> None:
-        """Two lanes of neighbouring rungs change places."""
+        """Swap two lanes of neighbouring rungs."""
         (rung, low), (_, up) = self.place_of(lower), self.place_of(upper)
         both = programs.swap_rows(*self.rungs[rung : rung + 2], np.int32(low), np.int32(up))
         self.rungs[rung : rung + 2] = both
@@ -99,18 +99,18 @@ class Bank:
         raise IndexError(f"there is no lane {lane} behind the last")
 
     def by_rung(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[tuple[int, int]]]]:
-        """Pairs of a lane and something else by the lane's rung, with its row there in the lane's place."""
-        of: dict[int, list[tuple[int, int]]] = {}
+        """Group pairs of a lane and something else by the lane's rung; its row there replaces the lane."""
+        groups: dict[int, list[tuple[int, int]]] = {}
         for lane, other in pairs:
             rung, row = self.place_of(lane)
-            of.setdefault(rung, []).append((row, other))
-        return sorted(of.items())
+            groups.setdefault(rung, []).append((row, other))
+        return sorted(groups.items())
 
     def begin(self, decode: Decode) -> None:
-        """Dispatch; does not wait. Where this is interrupted: `abandon()`."""
+        """Dispatch without waiting. If this is interrupted, call `abandon()`."""
         lanes = self.table.decoding
         last, _ = self.place_of(int(np.flatnonzero(lanes.active).max(initial=0)))
-        rungs = tuple(self.rungs[: last + 1])  # behind these are no requests
+        rungs = tuple(self.rungs[: last + 1])  # longer rungs have no active lane
         if self._worker is not None:
             self.under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
         else:
@@ -120,7 +120,7 @@ class Bank:
             self.under_way.set_result((rungs, sampled))
 
     def wait(self) -> programs.Sampled:
-        """The samples of the running dispatch, on the host. If interrupted, it may be called again."""
+        """The samples of the running dispatch, on the host. After an interrupt, it may be called again."""
         assert self.under_way is not None
         rungs, sampled = self.under_way.result()
         on_host = jax.device_get(sampled)
@@ -128,11 +128,11 @@ class Bank:
         return on_host
 
     def abandon(self) -> None:
-        """Let whatever was dispatched come to its end; the bank has to be opened again."""
-        if self._worker is not None:  # also a job that `begin` was interrupted before noting
+        """Wait until all dispatched work has ended; the bank must be opened again."""
+        if self._worker is not None:  # an interrupted `begin` may not have stored its job
             self._worker.submit(lambda: None).result()
         if self.under_way is not None and self.under_way.done() and self.under_way.exception() is None:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the cache until it ends
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it uses the cache until it ends
                 jax.block_until_ready(self.under_way.result())
         self.under_way = self.fed = None
 

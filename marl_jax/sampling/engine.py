@@ -1,7 +1,7 @@
 """The engine: continuous batching of requests over lanes of static shapes.
 
-Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane of a bank, and what
-finished is handed out. A prompt that several requests share is prefilled once and copied.
+Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane of a bank, and
+finished completions are returned. A prompt that several requests share is prefilled once and copied.
 
     submit -> admission -> prefix cache (prefill) -> bank of lanes (decode, n tokens per dispatch) -> completion
 
@@ -46,17 +46,17 @@ class Stats:
     dispatches: int = 0  # decode programs that were started
     prefilled_tokens: int = 0  # prompt tokens fed, padding not counted
     reused_tokens: int = 0  # prompt tokens that were in the prefix cache already
-    sampled_tokens: int = 0  # including tokens behind a stop string
+    sampled_tokens: int = 0  # including tokens after a stop string
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
-    moved: int = 0  # lanes that changed places with another
-    given_up: int = 0  # lanes that a younger request left to an older one
-    recomputed_tokens: int = 0  # fed again when those requests went on; not among the prefilled ones
+    moved: int = 0  # swaps of two lanes
+    given_up: int = 0  # lanes that were taken from a younger request for an older one
+    recomputed_tokens: int = 0  # fed again when those requests continued; not in prefilled_tokens
 
 
 class Engine:
     """Serves one base model and the adapters stacked on it. Not thread-safe: drive it from one thread.
 
-    On a CPU each of several banks decodes in a thread of its own. JAX settings made by a `with` statement do not hold
+    On a CPU each of several banks decodes in a thread of its own. JAX settings made by a `with` statement do not apply
     there.
     """
 
@@ -75,7 +75,7 @@ class Engine:
         """`policies` names the adapters in their stacked order; `to_text` decodes tokens, for stop strings.
 
         `measured` says that the widths and lengths of the settings are known to agree to the bit. Otherwise they are
-        measured here, and `self.settings` is without those that do not agree.
+        measured here, and those that do not agree are removed from `self.settings`.
         """
         if len(set(policies)) < len(policies):
             raise ValueError(f"policies names one twice: {', '.join(policies)}")
@@ -85,7 +85,7 @@ class Engine:
         if not measured:
             settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
         self.config, self.settings, self.stats = config, settings, Stats()
-        self.watch = Stopwatch()  # of the caller's thread: prefill and decode, dispatched and waited for
+        self.watch = Stopwatch()  # the caller's time for prefill and decode: dispatching and waiting
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
@@ -94,7 +94,7 @@ class Engine:
         self._admission = Admission(settings)
         self._prefix_cache = Cache((), ())
         banks = (Bank(config, settings, self._mesh) for _ in range(settings.banks))
-        self._banks = collections.deque(banks)  # the one in turn comes first
+        self._banks = collections.deque(banks)  # the first is next
         self.abandon()
 
     @property
@@ -116,7 +116,7 @@ class Engine:
     def step(self) -> list[tuple[int, Completion]]:
         """Wait for one dispatch and return the finished completions, in the order of lanes.
 
-        After an error or an interrupt: `abandon()`; only an interrupted wait can be taken up again.
+        After an error or an interrupt, call `abandon()`; only after an interrupted wait may `step` be called again.
         """
         if not self.pending:
             return []
@@ -140,7 +140,7 @@ class Engine:
         return finished
 
     def update(self, *, params: Any = None, adapters: Any = None) -> None:
-        """Serve new weights from the next request on. Refused while requests are under way."""
+        """Serve new weights from the next request on. Raises while requests are unfinished."""
         if self.pending:
             raise RuntimeError(
                 f"{self.pending} requests are under way: finish them before the weights change"
@@ -155,13 +155,13 @@ class Engine:
     def abandon(self) -> None:
         """Drop all unfinished requests and cached prompts; the engine is then like a new one.
 
-        It may have been interrupted at any moment.
+        The engine may have been interrupted at any moment.
         """
         for bank in self._banks:
             bank.abandon()
-        # Where every request has come to its end, all that is cached is known to be finite.
-        if self.pending or not _is_whole(self._prefix_cache):
-            self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
+        # If every request has finished, all cached values are known to be finite.
+        if self.pending or not _is_usable(self._prefix_cache):
+            self._prefix_cache = Cache((), ())  # frees the old one before the new one is allocated
             self._prefix_cache = empty_cache(
                 self.config, self.settings.prefixes, self.settings.context, self._mesh
             )
@@ -170,17 +170,17 @@ class Engine:
             bank.open(*self.settings.rungs)
 
     def _dispatch(self, bank: Bank) -> None:
-        """Admit what fits into the bank and decode, if it has anything to decode; does not wait."""
+        """Admit the requests that fit into the bank and begin to decode, if it has any; does not wait."""
         live, waiting = len(bank.requests), len(self._admission)
         if not live and not waiting:
             return
         if self.settings.lanes_at:
-            self._move_on(bank)
+            self._move_up(bank)
             self._admit(bank)
             bank.table.held[:] = self._admission.places.held
         else:
             self._admission.advance()
-            # Lanes for its share of all requests, or more if it has more.
+            # Enough lanes for the bank's share of all requests, or for those that it has if they are more.
             share = -(-self.pending // self.settings.banks)
             wanted = min(live + waiting, max(live, share))
             widths = self.settings.widths
@@ -194,8 +194,8 @@ class Engine:
             with self.watch("decode"):
                 bank.begin(self._decode)
 
-    def _move_on(self, bank: Bank) -> None:
-        """Move requests that have grown to longer rungs; where these are full, the youngest give their lanes up."""
+    def _move_up(self, bank: Bank) -> None:
+        """Move requests that have grown to longer rungs; if these are full, the youngest give up their lanes."""
         table, admission = bank.table, self._admission
         given_up = []
         for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
@@ -250,9 +250,9 @@ class Engine:
                 )
                 bank.requests[waiting.ticket] = waiting
             fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.again)
-            first = sum(waiting.cached for *_, waiting in wave.seats if waiting.said is None)
+            prompt_tokens = sum(waiting.cached for *_, waiting in wave.seats if waiting.said is None)
             self.stats.prefilled_tokens += fed
-            self.stats.reused_tokens += first - fed
+            self.stats.reused_tokens += prompt_tokens - fed
             self.stats.recomputed_tokens += sum(len(feed.tokens) for feed in wave.feeds if feed.again)
             free = free[len(wave.seats) :]
 
@@ -266,9 +266,9 @@ class Engine:
             yield source, target
 
     def _prefill_all(self, feeds: list[Feed]) -> jax.Array | None:
-        """Prefill prompts grouped by the chunk they need; a longer one than the largest chunk takes several.
+        """Prefill prompts grouped by the chunk they need; one longer than the largest chunk takes several prefills.
 
-        Returns an array that is ready once all of them are fed; None without prompts.
+        Returns an array that is ready once all prompts are fed; None without prompts.
         """
         largest, fed = self.settings.chunks[-1], None
         while feeds:
@@ -301,7 +301,7 @@ class Engine:
             self._prefix_cache,
             programs.Feeds(rows, tokens, starts, adapters),
             config=self.config,
-            # A prompt that continues a cached one looks over the whole context.
+            # A prompt that continues a cached one attends to the whole context.
             attended=self.settings.context if starts.any() else min(chunk, self.settings.context),
             scale=self._scale,
         )
@@ -320,8 +320,8 @@ class Engine:
             )
 
     def _finished(self, bank: Bank) -> list[tuple[int, Completion]]:
-        done = []
-        kept: dict[int, int] = {}  # row of the prefix cache -> the lane that it is to hold
+        completions = []
+        kept: dict[int, int] = {}  # row of the prefix cache -> the lane to copy there
         for lane in np.flatnonzero(bank.table.tickets != FREE).tolist():
             ticket = int(bank.table.tickets[lane])
             request = bank.requests[ticket].request
@@ -338,48 +338,48 @@ class Engine:
                 row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
                 if row is not None:
                     kept[row] = lane
-            done.append((ticket, completion))
+            completions.append((ticket, completion))
         for rung, pairs in bank.by_rung((lane, row) for row, lane in kept.items()):
             for part in self._parts(pairs):
                 self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *part)
-        return done
+        return completions
 
     def _is_near_stop(self, table: LaneTable, lane: int, request: Request) -> bool:
-        """Whether the text of the last dispatch has a stop string, by its end alone: whole texts take long to decode.
+        """Whether the last dispatch's text contains a stop string. Only its end is decoded: whole texts take long.
 
-        A character is four bytes at most and a token one at least. What this overlooks is found when the lane ends.
+        A character has at most 4 bytes, a token at least 1. A stop string missed here is found when the lane ends.
         """
         assert self._to_text is not None
         span = self.settings.steps + 4 * max(map(len, request.stop_strings)) + 8
         text = self._to_text(table.sampled(lane, last=span))
-        return any(one in text for one in request.stop_strings)
+        return any(stop in text for stop in request.stop_strings)
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:
-        """The number of tokens after which a stop string is in the text; None if there is none yet."""
+        """The least number of tokens whose text contains a stop string; None if no stop string is there yet."""
         to_text = self._to_text
         assert to_text is not None  # checked at submission
         least = max(1, request.min_new_tokens)
-        before = len(to_text(tokens[: least - 1]))  # text in which none ends
+        before = len(to_text(tokens[: least - 1]))  # length of the text in which no stop string may end
 
         def ends(n: int) -> bool:
             text = to_text(tokens[:n])
-            return any(text.find(one, max(0, before - len(one) + 1)) >= 0 for one in request.stop_strings)
+            return any(text.find(stop, max(0, before - len(stop) + 1)) >= 0 for stop in request.stop_strings)
 
         if len(tokens) < least or not ends(len(tokens)):
             return None
-        # A text that has a stop string keeps it as it grows.
+        # A text that contains a stop string still does as it grows.
         return bisect.bisect_left(range(len(tokens)), True, lo=least, key=ends)
 
 
 def mesh_of(params: Any) -> Mesh | None:
-    """The mesh that sharded parameters lie on, if they do."""
+    """The mesh over which the parameters are sharded; None if they are not."""
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) else None
 
 
-def _is_whole(cache: Cache) -> bool:
-    """Whether it is there: a program that failed, or was stopped halfway, may have given it up."""
+def _is_usable(cache: Cache) -> bool:
+    """Whether the cache can be used: a program that failed or was interrupted may have deleted it."""
     if not cache.keys or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
         return False
     try:
