@@ -44,7 +44,7 @@ def generate(
 
     temperature 0 is greedy, top_p 1 and top_k 0 are off, stop_tokens () is none. max_new_tokens, temperature, top_p
     and top_k may be one value or one per prompt. The noise of a prompt is a function of (seed, its request id) alone;
-    ids default to the index. `record_kept` adds the ids that top-k and top-p left (top_k 1..512).
+    ids default to the index. `record_kept` adds the ids that top-k and top-p keep (top_k 1..512).
     `progress(finished, all)` is called after every dispatch.
     """
     if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
@@ -96,7 +96,7 @@ def generate(
         candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
     )
     longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)
-    # In steps, so that prompts of about the same length find the programs of the last call.
+    # Rounded, so that prompts of about the same length reuse the programs of the last call.
     roomy = min(round_up(longest), config.max_position_embeddings - new)
     load = Load(
         max_prompt=max(longest, roomy),
@@ -121,16 +121,16 @@ def generate(
         to_text=to_text,
     )
     tickets = [engine.submit(request) for request in requests]
-    done: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     while engine.pending:
-        done.update(engine.step())
+        completions.update(engine.step())
         if progress is not None:
-            progress(len(done), count)
-    return [done[ticket] for ticket in tickets]
+            progress(len(completions), count)
+    return [completions[ticket] for ticket in tickets]
 
 
 def _per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
-    """One value for all prompts, or a sequence of one for each."""
+    """A value for each prompt; one value for all is repeated."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, str) or not hasattr(value, "__len__"):
         return [value] * count

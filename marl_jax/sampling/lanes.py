@@ -35,7 +35,7 @@ class LaneTable:
             adapter=zeros() - 1,
         )
         self.tickets = np.full(width, FREE, np.int64)
-        self.held = zeros(bool)  # idles in the next dispatch, and goes on later
+        self.held = zeros(bool)  # the lane idles in the next dispatch, and continues later
         self.tokens = zeros(np.int32, room)
         self.logprobs = zeros(np.float32, room)
         self.kept = zeros(np.int32, room, features.candidates)
@@ -55,9 +55,9 @@ class LaneTable:
     def occupy(
         self, lane: int, ticket: int, request: Request, adapter: int, vocab: int, before: Said | None = None
     ) -> None:
-        """Seat a request: all of its tokens but the last are cached, that one is fed next.
+        """Give a request a lane: all of its tokens but the last are cached, the last is fed next.
 
-        A request that gave a lane up goes on after its earlier tokens, with the log-probs that were recorded then.
+        A request that gave up a lane continues after its earlier tokens and keeps the log-probs recorded then.
         """
         row, tokens, count = self.lanes, request.tokens, 0
         if before is not None:
@@ -75,7 +75,7 @@ class LaneTable:
         self.tickets[lane] = ticket
 
     def take(self, rows: np.ndarray, real: int) -> None:
-        """Lay the lanes out anew in the order `rows`; those behind the first `real` become free."""
+        """Reorder the lanes by `rows`; those after the first `real` become free."""
         self.lanes = jax.tree.map(lambda x: x[rows], self.lanes)
         for name in ("tickets", "held", "tokens", "logprobs", "kept"):
             setattr(self, name, getattr(self, name)[rows])
@@ -83,7 +83,7 @@ class LaneTable:
         self.lanes.active[real:] = False
 
     def exchange(self, one: int, other: int) -> None:
-        """Two lanes change places."""
+        """Swap two lanes."""
         record = (self.tickets, self.held, self.tokens, self.logprobs, self.kept)
         for leaf in (*jax.tree.leaves(self.lanes), *record):
             leaf[[one, other]] = leaf[[other, one]]
@@ -117,12 +117,12 @@ class LaneTable:
         return int(count.sum())
 
     def sampled(self, lane: int, last: int | None = None) -> list[int]:
-        """The lane's samples so far, or so many of the last."""
+        """The tokens that the lane has sampled, or only the last `last` of them."""
         count = int(self.lanes.generated[lane])
         return self.tokens[lane, 0 if last is None else max(0, count - last) : count].tolist()
 
     def leave(self, lane: int, request: Request, length: int | None) -> Completion:
-        """Free the lane; its completion, cut to `length` tokens where a stop string ended it."""
+        """Free the lane; returns its completion, cut to `length` tokens if a stop string ended it."""
         tokens = self.sampled(lane)[:length]
         n = len(tokens)
         self.tickets[lane] = FREE

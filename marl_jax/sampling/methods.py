@@ -28,16 +28,16 @@ def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     """
     chex.assert_rank([logits, temperature], [2, 1])
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-    # Within bounds at which logits neither overflow to infinity nor meet an infinite temperature.
+    # Bounds at which the logits do not overflow to infinity and the temperature is not infinite.
     return logits / jnp.where(temperature > 0, jnp.clip(temperature, 1e-30, 1e30), 1.0)[:, None]
 
 
 def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Set what top_k [B] (0: off), then top_p [B] (1: off) cut from logits [B,V] to -inf.
+    """Set the logits [B,V] that top_k [B] (0: off), then top_p [B] (1: off) remove to -inf.
 
-    top_k tokens stay, of equal ones those with the lowest ids; then those of them before which less than top_p of
-    their mass lies, equal ones together. The thresholds are found by bisection over the bits of the logits: 32 passes
-    over the row each, instead of a sort, and exact.
+    top-k keeps the top_k likeliest tokens, of equal ones those with the lowest ids. Of these, top-p keeps a token if
+    likelier ones have less than top_p of their common mass, and equal ones together. The thresholds are found by
+    bisection over the bits of the logits: 32 passes over the row each, instead of a sort, and exact.
     """
     chex.assert_rank([logits, top_k, top_p], [2, 1, 1])
     order = _sortable(logits)
@@ -67,7 +67,7 @@ def draw(logits: jax.Array, uniforms: jax.Array, greedy: jax.Array) -> Draw:
 
 
 def kept_ids(logits: jax.Array, count: int) -> jax.Array:
-    """The ids [B,count] of what `truncate` left of logits [B,V], likeliest first, -1 behind the end."""
+    """The ids [B,count] of the tokens that `truncate` kept in logits [B,V], likeliest first, padded with -1."""
     values, ids = jax.lax.top_k(logits, count)
     return jnp.where(jnp.isfinite(values), ids, -1).astype(jnp.int32)
 
@@ -86,7 +86,7 @@ def inverse_cdf(weights: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax
 
 
 def noise(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """keys [B,2] uint32 and positions [B] -> uniforms [B,2]: a function of nothing else."""
+    """keys [B,2] uint32 and positions [B] -> uniforms [B,2], which depend on nothing else."""
     chex.assert_rank([keys, positions], [2, 1])
 
     def one(key: jax.Array, position: jax.Array) -> jax.Array:

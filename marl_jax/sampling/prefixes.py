@@ -1,8 +1,8 @@
 """The prompts in the rows of the prefix cache: the host's side of prompt reuse.
 
-An entry is keyed by (policy, token ids), so no other policy or adapter ever meets it; an update drops all entries.
-A row is taken first from an entry that no request waits for and no later turn continues, then from one kept for a later
-turn, then from one that requests wait for; among equals from the least recently used.
+An entry is keyed by (policy, token ids), so no other policy or adapter ever reads it; an update drops all entries.
+Entries that no request waits for and no later turn continues lose their rows first, then entries kept for a later turn,
+then entries that requests wait for; among equals, the least recently used.
 """
 
 import collections
@@ -15,7 +15,7 @@ Key = tuple[Owner, Tokens]
 
 @dataclasses.dataclass
 class Entry:
-    """A prompt held in a row."""
+    """A prompt in a row."""
 
     row: int
     kept: bool = False  # a later turn will continue it
@@ -30,7 +30,7 @@ class Prefixes:
         self._kept_lengths: collections.Counter[int] = collections.Counter()
         self._wanted: collections.Counter[Key] = collections.Counter()  # requests that wait for this prompt
         self._history: dict[Key, Key] = {}  # a prompt that is waited for -> the kept entry that it continues
-        self._claims: collections.Counter[Key] = collections.Counter()  # prompts that go on from this entry
+        self._claims: collections.Counter[Key] = collections.Counter()  # waiting prompts that continue it
 
     def want(self, key: Key) -> None:
         """One more request waits for this prompt."""
@@ -40,13 +40,13 @@ class Prefixes:
         self._wanted[key] += 1
 
     def served(self, key: Key) -> None:
-        """A waiting request has got its copy."""
-        _less(self._wanted, key)
+        """One fewer request waits for this prompt."""
+        _decrement(self._wanted, key)
         if key not in self._wanted:
             self._release(key)
 
     def find(self, key: Key) -> int | None:
-        """The row that holds exactly this prompt."""
+        """The row that contains exactly this prompt."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -54,7 +54,7 @@ class Prefixes:
         return entry.row
 
     def keep(self, key: Key) -> bool:
-        """Hold the entry of exactly this prompt for a later turn; False if there is none."""
+        """Keep the entry of exactly this prompt for a later turn; False if there is none."""
         if self.find(key) is None:
             return False
         entry = self._entries[key]
@@ -68,15 +68,15 @@ class Prefixes:
         return (self._entries[kept].row, len(kept[1])) if kept else (-1, 0)
 
     def extend(self, key: Key, locked: set[int], *, alone: bool) -> tuple[int, int] | None:
-        """Make this prompt of the longest kept entry that it begins with: its row, and the length of the common part.
+        """Turn the longest kept entry that the prompt begins with into its own; returns the row and the common length.
 
-        None if there is no such entry, it is locked or, with `alone`, somebody else needs it, too.
+        None if there is no such entry, its row is locked or, with `alone`, another request needs it, too.
         """
         kept = self._history_of(key)
         if kept is None or self._entries[kept].row in locked:
             return None
-        last = self._history.get(key) == kept
-        if alone and (self._claims[kept] > last or kept in self._wanted):
+        own_claim = self._history.get(key) == kept
+        if alone and (self._claims[kept] > own_claim or kept in self._wanted):
             return None
         self._release(key)
         row = self._pop(kept)
@@ -84,9 +84,9 @@ class Prefixes:
         return row, len(kept[1])
 
     def add(self, key: Key, locked: set[int], *, kept: bool = False, spare: bool = False) -> int | None:
-        """Give the prompt a row, evicting the least useful entry; None if there is none to take.
+        """Give the prompt a row, evicting the least useful entry if no row is free; None if no entry can be evicted.
 
-        `locked` rows are never taken. A prompt that is `kept` for later takes no row that requests wait for, and a
+        `locked` rows are never taken. A prompt that is `kept` for later evicts no entry that requests wait for, and a
         `spare` prompt, prefilled early, evicts no entry that is still of use.
         """
         if not self._free and not self._evict(locked, 0 if spare else 1 if kept else 3):
@@ -110,18 +110,18 @@ class Prefixes:
         return None
 
     def _release(self, key: Key) -> None:
-        """The prompt no longer waits to go on from an entry."""
+        """The prompt no longer waits to continue an entry."""
         if kept := self._history.pop(key, None):
-            _less(self._claims, kept)
+            _decrement(self._claims, kept)
 
     def _evict(self, locked: set[int], most: int) -> bool:
-        """Free the row of the least useful entry, if that is of no more than `most` use."""
+        """Free the row of the least useful entry, if its use is at most `most`."""
         victim: Key | None = None
         for key, entry in self._entries.items():
             use = 2 * (key in self._wanted or key in self._claims) + entry.kept
             if entry.row not in locked and use <= most:
                 victim, most = key, use - 1
-            if most < 0:  # none is of less use
+            if most < 0:  # no entry is of less use
                 break
         if victim is None:
             return False
@@ -132,11 +132,11 @@ class Prefixes:
         entry = self._entries.pop(key)
         if entry.kept:
             self._kept_lengths[len(key[1])] -= 1
-            self._kept_lengths += collections.Counter()  # drops what fell to zero
+            self._kept_lengths += collections.Counter()  # drops lengths with a count of 0
         return entry.row
 
 
-def _less(counter: collections.Counter[Key], key: Key) -> None:
+def _decrement(counter: collections.Counter[Key], key: Key) -> None:
     """Decrease a count; remove it at zero."""
     counter[key] -= 1
     if not counter[key]:

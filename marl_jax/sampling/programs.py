@@ -1,7 +1,7 @@
 """The compiled programs of the engine: prefill, decode, and moves of cache rows.
 
-Each is a pure function jitted over shapes alone. The host keeps the truth about every lane (`Lanes`) and hands it
-in at each dispatch; only weights and caches live on the device, and caches are donated from call to call.
+Each is a pure function jitted over shapes alone. The host keeps the state of every lane (`Lanes`) and passes
+it to each dispatch; only weights and caches stay on the device, and caches are donated from call to call.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.own import OwnError, as_static, called, own_function
 from marl_jax.sampling import methods
 
-Array = Any  # of numpy on the host, of JAX inside a program
+Array = Any  # numpy on the host, JAX inside a program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Features:
     sampler: str | None = None
 
     def resolved(self) -> "Features":
-        """With the function of the sampler: another one under its name is another program."""
+        """With the function of the sampler, so that another function under the same name is compiled anew."""
         return _Resolved(**vars(self), own=as_static(self.sampler, "sampler")) if self.sampler else self
 
 
@@ -46,7 +46,7 @@ class _Resolved(Features):
 
 @flax.struct.dataclass
 class Lanes:
-    """What each of W lanes is doing. Arrays of the host; fields that a dispatch moves on are marked *."""
+    """The state of W lanes. Arrays on the host; fields that a dispatch advances are marked *."""
 
     token: Array  # [W] int32 * the token to feed next
     position: Array  # [W] int32 * its position, which is the number of cached tokens
@@ -58,13 +58,13 @@ class Lanes:
     top_k: Array  # [W] int32, 0 is off
     top_p: Array  # [W] float32, 1 is off
     stops: Array  # [W,S] int32 stop tokens, -1 where there is none
-    noise: Array  # [W,2] uint32 what keys the request's noise
+    noise: Array  # [W,2] uint32 the key of the request's noise
     adapter: Array  # [W] int32, -1 is the base
 
 
 @flax.struct.dataclass
 class Feeds:
-    """Tokens of prompts, and where in a cache they go. Arrays of the host."""
+    """Prompt tokens and their places in a cache. Arrays on the host."""
 
     rows: Array  # [B] int32, out of range is padding
     tokens: Array  # [B,C] int32
@@ -79,8 +79,8 @@ class Sampled:
     token: Array  # [n,W] int32
     logprob: Array  # [n,W]
     sampled: Array  # [n,W] bool: the lane was active in this step
-    active: Array  # [W] bool: still, after the last step
-    kept: Array | None  # [n,W,C] int32, -1 behind the end
+    active: Array  # [W] bool: the lane is active after the last step
+    kept: Array | None  # [n,W,C] int32, padded with -1
 
 
 @functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="rungs")
@@ -96,7 +96,7 @@ def decode(
     steps: int,
     scale: float,
 ) -> tuple[tuple[Cache, ...], Sampled]:
-    """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does.
+    """Sample up to `steps` tokens in every active lane. Lanes that end earlier idle until the dispatch ends.
 
     The lanes are the rows of the caches, one cache behind the other; lanes behind the last are idle.
     """
@@ -138,7 +138,7 @@ def prefill(
 ) -> tuple[Cache, jax.Array]:
     """Feed tokens to rows of the cache.
 
-    The second result can be waited for when a later program was given the cache.
+    The second result can be waited for even after the cache was donated to a later program.
     """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, feeds.adapter, scale, config)
@@ -149,7 +149,7 @@ def prefill(
 
 @functools.partial(jax.jit, donate_argnames="into")
 def copy_rows(source: Cache, into: Cache, from_rows: jax.Array, to_rows: jax.Array) -> Cache:
-    """Copy rows from_rows [B] of source to to_rows [B] of another cache, as far as both reach.
+    """Copy rows from_rows [B] of source to to_rows [B] of another cache, over the shorter length.
 
     Rows out of range are padding.
     """
@@ -165,7 +165,7 @@ def copy_rows_within(cache: Cache, from_rows: jax.Array, to_rows: jax.Array) -> 
 
 @functools.partial(jax.jit, donate_argnames=("lower", "upper"))
 def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tuple[Cache, Cache]:
-    """Row `low` of a cache and row `up` of a longer one change places, as far as both reach."""
+    """Row `low` of a cache and row `up` of a longer one change places, over the shorter length."""
 
     def both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = (1, *map(min, zip(a.shape[1:], b.shape[1:])))
@@ -179,18 +179,18 @@ def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tupl
 
 
 def grow(cache: Cache, length: int) -> Cache:
-    """The cache with room for `length` tokens; the old one is given up, array by array, so that one exists twice."""
+    """The cache with room for `length` tokens; the old one is deleted array by array, so that one exists twice."""
     keys = tuple(_in_place_of(k, _pad(k, length, axis=3)) for k in cache.keys)
     return Cache(keys, tuple(_in_place_of(v, _pad(v, length, axis=2)) for v in cache.values))
 
 
 def take(cache: Cache, rows: Array) -> Cache:
-    """The given rows [R] of a cache in that order; the old one is given up, as by `grow`."""
+    """The given rows [R] of a cache in that order; the old one is deleted as in `grow`."""
     return jax.tree.map(lambda x: _in_place_of(x, _take(x, rows)), cache)
 
 
 def _in_place_of(old: jax.Array, new: jax.Array) -> jax.Array:
-    old.delete()  # as soon as nothing under way reads it
+    old.delete()  # takes effect once no running program reads it
     return new
 
 
@@ -220,22 +220,22 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     )
 
 
-def _by_own(name: str, logits: jax.Array) -> jax.Array:
-    found = called(own_function(name, "sampler"), f"sampler '{name}'", logits)
-    if jnp.shape(found) != logits.shape:
-        what = f"an array {list(found.shape)}" if hasattr(found, "shape") else f"{found!r:.80}"
+def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:
+    result = called(own_function(name, "sampler"), f"sampler '{name}'", logits)
+    if jnp.shape(result) != logits.shape:
+        what = f"an array {list(result.shape)}" if hasattr(result, "shape") else f"{result!r:.80}"
         raise OwnError(
             f"sampler '{name}' returned {what}; return logits {list(logits.shape)}, as it was given"
         )
-    return found
+    return result
 
 
 def sample(
     logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """From logits [W,V] a token per lane and its log-prob; if requested, the kept ids.
+    """A token per lane from logits [W,V], its log-prob and, if `features` ask for them, the kept ids.
 
-    Tokens that are `forced` [W] are taken instead of drawn; -1 leaves a lane free.
+    `forced` tokens [W] are taken instead of drawn ones; with -1 the lane draws.
     """
     greedy = lanes.temperature == 0
     if features.min_new:
@@ -247,11 +247,11 @@ def sample(
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
         logits = methods.truncate(logits, top_k, top_p)
     if features.sampler:
-        logits = jnp.where(greedy[:, None], logits, _by_own(features.sampler, logits))
+        logits = jnp.where(greedy[:, None], logits, _apply_sampler(features.sampler, logits))
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
     if forced is not None:
-        given = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
-        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, given)
+        forced_logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
+        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, forced_logprob)
     kept = None
     if features.candidates:
         kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))

@@ -1,7 +1,7 @@
 """A request to the engine, and the completion that answers it.
 
-A request holds everything that decides its tokens, the key of its noise included. The other requests in the batch, the
-lane and the moment of submission have no influence.
+A request contains everything that decides its tokens, including the key of its noise. The other requests in the batch,
+the lane and the time of submission have no influence.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from marl_jax.sampling.shapes import EngineSettings
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Sample one completion of `tokens`. The integers of `key` (run seed, step, task, ...) are all its noise."""
+    """Sample one completion of `tokens`. Its noise depends only on the integers of `key` (seed, step, task, ...)."""
 
     tokens: tuple[int, ...]  # the prompt
     key: tuple[int, ...]  # decides the noise, and with it the tokens
@@ -29,10 +29,10 @@ class Request:
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off
     top_k: int = 0  # 0 is off
-    min_new_tokens: int = 0  # stop tokens are barred before
+    min_new_tokens: int = 0  # no stop token is sampled before
     stop_tokens: tuple[int, ...] = ()  # ids that end the completion
-    stop_strings: tuple[str, ...] = ()  # texts that end it
-    keep: bool = False  # hold its cache: a later prompt will begin with this prompt and completion
+    stop_strings: tuple[str, ...] = ()  # texts that end the completion
+    keep: bool = False  # keep its cache: a later prompt will begin with this prompt and completion
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids("prompt", self.tokens))
@@ -55,7 +55,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """The recorded samples of a request that gave its lane up."""
+    """The tokens that a request sampled before it gave up its lane."""
 
     tokens: tuple[int, ...]  # without the prompt
     logprobs: np.ndarray  # [tokens]
@@ -68,8 +68,8 @@ class Completion:
 
     tokens: list[int]  # sampled, including the stop token
     logprobs: list[float]  # one per token
-    finish_reason: Literal["stop", "length"]  # a stop token or text, or max_new_tokens
-    # [tokens,C] ids that top-k and top-p left, -1 behind the end of each row
+    finish_reason: Literal["stop", "length"]  # "stop": by a stop token or text; "length": by max_new_tokens
+    # [tokens,C] ids that top-k and top-p kept, each row padded with -1
     kept: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
@@ -126,13 +126,13 @@ def noise_key(key: Sequence[int]) -> np.ndarray:
 
 
 def noise_keys(texts: Iterable[str]) -> np.ndarray:
-    """uint32 [N, 2]: of tuples whose integers are written with commas between them."""
+    """The keys, uint32 [N, 2], of tuples that are given as texts: integers with commas between them."""
     words = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(words, np.uint32).reshape(-1, 2)
 
 
 def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
-    """A sequence or array of integers as a tuple of them."""
+    """A sequence or array of integers as a tuple."""
     ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise TypeError(

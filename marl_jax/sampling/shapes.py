@@ -1,8 +1,8 @@
 """Shapes of an engine and the memory that they take, chosen before anything is allocated or compiled.
 
-`plan` turns a byte budget and the lengths to serve into `EngineSettings`: how many lanes, which widths and
-attended lengths get a program, how prompts are cut. The same settings give the same bits; they are small,
-frozen and JSON-like, so that a run can write them down and use them again.
+`plan` turns a byte budget and the lengths to serve into `EngineSettings`: the number of lanes, the widths and
+attended lengths that get a program, the chunks of prompts. The same settings give the same bits; they are small,
+frozen and JSON-like, so that a run can store them and use them again.
 """
 
 import bisect
@@ -25,9 +25,9 @@ from marl_jax.sampling.programs import Features
 from marl_jax.sampling.rungs import apportion, best_lengths
 
 MAX_PROGRAMS = 12  # decode shapes per configuration
-RUNGS = 8  # of lanes; more of them pad less, and each makes every decode program longer
+RUNGS = 8  # at most; more rungs pad less, but each makes every decode program longer
 # Below this many rows the matrix products of a CPU round differently, so a batch that thins out is never made
-# narrower; whether the wider ones agree to the bit is measured (`stability`).
+# narrower than this; whether wider batches agree to the bit is measured (`stability`).
 STABLE_WIDTH = 64
 
 
@@ -35,11 +35,11 @@ STABLE_WIDTH = 64
 class Sizes:
     """The sizes at which a kind of device runs at full speed; larger ones only add padding and idle lanes."""
 
-    lanes: int  # at most, by default
-    steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
-    prefill_tokens: int  # in one prefill
+    lanes: int  # default maximum
+    steps: int  # of a dispatch: many if dispatches are costly, few because lanes that end in it idle until its end
+    prefill_tokens: int  # tokens of one prefill
     columns: int  # attended lengths are multiples of this
-    banks: int  # more than one where a program leaves some of the device idle
+    banks: int  # more than one if a program leaves some of the device idle
     # Narrower batches may compute the same bits; on an H100 none did, on TPUs none is assumed to.
     compacts: bool
 
@@ -53,17 +53,17 @@ class EngineSettings:
     """The static shapes of an engine."""
 
     widths: tuple[int, ...]  # numbers of lanes of a bank, falling: it is compacted as it thins out
-    # Cache lengths, rising: those to which the cache grows with its longest lane, or of all rungs.
+    # Cache lengths, rising: those to which the one cache grows with its longest lane, or those of the rungs.
     lengths: tuple[int, ...]
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
     prefill_tokens: int  # tokens of one prefill, over all its rows
-    prefixes: int  # prompts held for reuse
+    prefixes: int  # prompts cached for reuse
     steps: int = 8  # decode steps per dispatch
     stops: int = 8  # stop tokens per request, at most
-    features: Features = Features()  # what its programs can do
-    # Where memory is short: how many lanes each of the lengths has, all at the same time (`rungs`).
+    features: Features = Features()  # optional features of its programs
+    # If memory is short: the number of lanes of each length, all in memory at the same time (`rungs`).
     lanes_at: tuple[int, ...] = ()
-    banks: int = 1  # of lanes; they take turns (`banks`)
+    banks: int = 1  # groups of lanes that take turns (`banks`)
 
     def __post_init__(self) -> None:
         for name, values, sign in (
@@ -71,8 +71,8 @@ class EngineSettings:
             ("lengths", self.lengths, 1),
             ("chunks", self.chunks, 1),
         ):
-            rising = all((b - a) * sign > 0 for a, b in itertools.pairwise(values))
-            if not values or min(values) < 1 or not rising:
+            ordered = all((b - a) * sign > 0 for a, b in itertools.pairwise(values))
+            if not values or min(values) < 1 or not ordered:
                 raise ValueError(
                     f"{name} is {values}; it must be {'rising' if sign > 0 else 'falling'} and positive"
                 )
@@ -95,7 +95,7 @@ class EngineSettings:
 
     @property
     def lanes(self) -> int:
-        """How many there are in all banks, at most."""
+        """The largest number of lanes, in all banks together."""
         return self.banks * self.widths[0]
 
     @property
@@ -115,18 +115,18 @@ class EngineSettings:
 
     @property
     def cells(self) -> int:
-        """How many tokens the lanes hold, at most."""
+        """The number of tokens that fit into the lanes."""
         if self.lanes_at:
             return sum(lanes * length for lanes, length in self.rungs)
         return self.lanes * self.context
 
     @property
     def copied(self) -> int:
-        """The number of rows that one copy between caches takes; over rungs rows are long, and few enter at a time."""
+        """The number of rows that one copy between caches takes; rows of rungs are long, and few enter at a time."""
         return min(8 if self.lanes_at else 64, self.widths[0])
 
     def chunk_of(self, length: int) -> int:
-        """The chunk that takes so many tokens, or the first part of them."""
+        """The shortest chunk with room for `length` tokens; the longest chunk if none has."""
         return next((chunk for chunk in self.chunks if chunk >= length), self.chunks[-1])
 
     def prefill_rows(self, chunk: int) -> int:
@@ -142,13 +142,13 @@ class Load:
     """The requests that an engine is planned for."""
 
     max_prompt: int  # tokens of the longest prompt
-    max_new: int  # of the longest completion
-    min_prompt: int = 1  # of the shortest prompt
-    requests: int | None = None  # how many there are; None: more than there are lanes
-    histories: int = 0  # prompts kept for later turns at a time (`Request.keep`)
+    max_new: int  # tokens of the longest completion
+    min_prompt: int = 1  # tokens of the shortest prompt
+    requests: int | None = None  # number of requests; None: more than lanes
+    histories: int = 0  # prompts kept for later turns at the same time (`Request.keep`)
     stops: int = 8  # stop tokens of a request, at most
-    features: Features = Features()  # features that they need in the programs
-    # (prompt, sampled) tokens of a sample of calls: lanes over rungs are planned for such calls.
+    features: Features = Features()  # features that the requests need
+    # (prompt, sampled) tokens of a sample of the calls; the rungs are chosen for them.
     calls: tuple[tuple[int, int], ...] = ()
 
 
@@ -165,12 +165,12 @@ def plan(
 ) -> EngineSettings:
     """Settings for a load within a byte budget.
 
-    `lanes` and `steps` default to what keeps this kind of device busy; the lanes are no more than the requests, and fit
-    the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
-    something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
-    Histories get rows as far as memory is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at
-    hand. The budget is that of one of `devices`, of which so many share the rows of caches and so many their heads: the
-    lanes of each rung, and prompts, are a multiple of the first. The processor's devices have one memory.
+    `lanes` and `steps` default to what keeps this kind of device busy; default lanes are no more than the requests and
+    fit the budget. The budget covers caches and working memory, not the weights, and is half of the free memory by
+    default. Something that takes turns with the engine may need `beside_bytes` of the budget while the caches stay.
+    Histories get rows if memory is left. `platform` (cpu, gpu, tpu) is by default that of the device at hand. `devices`
+    counts the devices that share the rows of caches and those that share their heads; the budget is that of one device.
+    Lanes of each rung, and prefixes, are a multiple of the first count. The devices of a CPU share one memory.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -186,12 +186,12 @@ def plan(
     context = -(-context // sizes.columns) * sizes.columns
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
     rows = devices[0]
-    apart = (1, 1) if sizes is CPU else devices
-    needed = lambda settings: memory_bytes(config, settings, beside_bytes, apart)
+    split = (1, 1) if sizes is CPU else devices
+    needed = lambda settings: memory_bytes(config, settings, beside_bytes, split)
     most = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
     first = min(context, load.min_prompt + 2 * steps)
-    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # longer prompts take several
+    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # longer prompts take several prefills
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
     def with_lanes(count: int) -> EngineSettings:
@@ -234,7 +234,7 @@ def plan(
         )
         over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
         fits = lambda count: needed(over_rungs(count)) <= budget
-        # The first number that does not fit.
+        # The largest count that fits; 0 if none does.
         count = bisect.bisect_left(range(1, most // rows + 1), True, key=lambda count: not fits(count))
         with_lanes = over_rungs if count else with_lanes
         count = max(1, count)
@@ -249,18 +249,18 @@ def plan(
             )
         count = round_up(count // 2)
     settings = with_lanes(count)
-    room = (budget - needed(settings)) // _held(config, rows, context, apart)
-    more = min(_multiple(load.histories, rows), rows * room)
-    return dataclasses.replace(settings, prefixes=settings.prefixes + more)
+    room = (budget - needed(settings)) // _cache_bytes(config, rows, context, split)
+    extra = min(_multiple(load.histories, rows), rows * room)
+    return dataclasses.replace(settings, prefixes=settings.prefixes + extra)
 
 
 def _over_rungs(
     settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
 ) -> EngineSettings:
-    """So many times `rows` lanes over rungs of these lengths."""
-    at = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
-    lanes_at, lengths = zip(*at)
-    cells = sum(lanes * length for lanes, length in at)
+    """Settings with `count` times `rows` lanes over rungs of these lengths."""
+    rungs = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
+    lanes_at, lengths = zip(*rungs)
+    cells = sum(lanes * length for lanes, length in rungs)
     # Prompts are kept in an eighth of the memory of the lanes.
     prefixes = _multiple(max(1, min(rows * count // 2, max(2, cells // (8 * settings.context)))), rows)
     return dataclasses.replace(
@@ -269,22 +269,22 @@ def _over_rungs(
 
 
 def _assumed(load: Load) -> list[tuple[int, int]]:
-    """Calls of all lengths, where nothing is known about them: short prompts are as frequent as long ones."""
+    """Calls of all lengths, if nothing is known about them: short prompts are as frequent as long ones."""
     shortest = max(load.min_prompt, load.max_prompt // 64)
     prompts = np.geomspace(shortest, load.max_prompt, 7).astype(int).tolist()
     return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
 
 
 def lane_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
-    """What the lanes take on each of these devices."""
+    """Bytes of the lanes on each of these devices."""
     if settings.lanes_at:
-        return sum(_held(config, lanes, length, devices) for lanes, length in settings.rungs)
-    return settings.banks * _held(config, settings.widths[0], settings.context, devices)
+        return sum(_cache_bytes(config, lanes, length, devices) for lanes, length in settings.rungs)
+    return settings.banks * _cache_bytes(config, settings.widths[0], settings.context, devices)
 
 
 def prefix_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
-    """What the prompts that are kept take on each of these devices."""
-    return _held(config, settings.prefixes, settings.context, devices)
+    """Bytes of the prefix cache on each of these devices."""
+    return _cache_bytes(config, settings.prefixes, settings.context, devices)
 
 
 def memory_bytes(
@@ -293,28 +293,28 @@ def memory_bytes(
     """Memory of an engine besides the weights, on each device: lanes, prefixes, one array being reshaped, and working
     memory.
 
-    While the engine rests, something else may take `beside` bytes; the larger of that and working memory counts.
+    While the engine is idle, something else may take `beside` bytes; the larger of that and working memory counts.
     """
     over, heads = devices
     lanes, prefixes = (of(config, settings, devices) for of in (lane_bytes, prefix_bytes))
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
-    if settings.lanes_at:  # caches keep their shapes: the rows that a copy holds
+    if settings.lanes_at:  # rungs keep their shapes; a copy makes an array of its rows
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
-    each = sum(lanes // _cut(lanes, over) for lanes, _ in settings.rungs) * settings.banks
-    logits = 4 * each * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
-    # A prefill holds its rows apart, and scores of one layer over the whole context.
+    local_lanes = sum(lanes // _cut(lanes, over) for lanes, _ in settings.rungs) * settings.banks
+    logits = 4 * local_lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
+    # A prefill has a copy of its rows, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])
     scores = 2 * rows * config.num_attention_heads * settings.chunks[-1] * settings.context * 4
     layers = num_parameters(config) * (4 if config.dtype == "float32" else 2) // heads
-    # A prefill runs while all banks but one decode; each program cuts out layers of its own.
+    # A prefill runs while all banks but one decode; each program copies the layers that it cuts out.
     beside_prefill = logits * (settings.banks - 1) // settings.banks
     prefill = cache_bytes(config, rows, settings.context) + scores
     working = reshaped + max(logits, beside_prefill + prefill) + settings.banks * layers
     return lanes + prefixes + max(working, beside)
 
 
-def _held(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
-    """What a cache takes on each device: rows and heads are cut where they divide, and else every device has all."""
+def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
+    """Bytes of a cache on each device: rows and heads are split where the devices divide them, else copied."""
     over, heads = devices
     shared = _cut(rows, over) * _cut(config.num_key_value_heads, heads)
     return cache_bytes(config, rows, length) // shared
@@ -337,9 +337,9 @@ def free_bytes() -> int:
 
 
 def host_bytes() -> int:
-    """Memory of the host that is free."""
-    host = 8 << 30  # where the system does not say
-    with contextlib.suppress(OSError, ValueError):  # as on a Mac, which does not say what is free
+    """Free memory of the host."""
+    host = 8 << 30  # if the system does not say
+    with contextlib.suppress(OSError, ValueError):  # a Mac does not say how much is free
         host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,8 +1,8 @@
 """Widths and lengths of the batch that compute the same bits here, measured with the engine's decode programs.
 
 A compiler may vectorise the same arithmetic differently in another shape. Compacting lanes or growing their cache
-then moves log-probabilities by a rounding error, and tokens at near-ties, with the company a request happens to
-have. So only those shapes are used at which every lane was measured to get the bits of the full width and length.
+then changes log-probabilities by a rounding error, and tokens at near-ties, depending on the other requests in the
+batch. So only shapes are used at which every lane was measured to get the bits of the full width and length.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
 
 Shape = tuple[int, int]  # width and length
-_digest = jax.jit(jax.vmap(sum_of_bits))  # [W,...] -> [W]: of each row
+_digest = jax.jit(jax.vmap(sum_of_bits))  # [W,...] -> [W]: a digest per row
 _MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 
 
@@ -35,7 +35,7 @@ def stable_shapes(
 ) -> EngineSettings:
     """The settings without the widths and lengths whose bits are not those of the largest.
 
-    Over rungs there is one width, and each length is needed: a request's tokens there are the same but for near-ties.
+    With rungs there is one width, and each length is needed: a request's tokens are then the same but for near-ties.
     Compiles the decode programs that the engine will use, and no other.
     """
     if len(settings.widths) == len(settings.lengths) == 1 or settings.lanes_at:
@@ -65,7 +65,7 @@ def stable_shapes(
 
 
 def _give_back() -> None:
-    """Return freed memory to the system: glibc keeps what compilers and caches leave, more than half of a process."""
+    """Return freed memory to the system: glibc keeps what compilers and caches freed, over half of a process."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -88,7 +88,7 @@ def _outcome(
     shape: Shape,
     filled: int,
 ) -> np.ndarray:
-    """A digest [4,W] of log-probs and cache of each lane after a dispatch. Lane i is fed the same whatever the shape.
+    """A digest [4,W] of log-probs and cache of each lane after a dispatch. Lane i gets the same input in all shapes.
 
     Lane 0 has `filled` columns of its cache filled at the end of the dispatch, the others fewer.
     """
@@ -120,7 +120,7 @@ def _outcome(
 
 @functools.partial(jax.jit, static_argnames="last", donate_argnums=0)
 def _numbers(x: jax.Array, last: int) -> jax.Array:
-    """Numbers of -1..1 that depend on an entry's place alone, whatever the size of axis `last`, hashed last."""
+    """Numbers in -1..1 that depend only on an entry's indices, not on the size of axis `last`, which is hashed last."""
     hashed = jnp.zeros(x.shape, jnp.uint32)
     for axis in itertools.chain((i for i in range(x.ndim) if i != last), (last,)):
         hashed = (hashed ^ jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)) * jnp.uint32(0x9E3779B1)
