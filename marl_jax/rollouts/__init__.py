@@ -1,7 +1,7 @@
 """The scheduler that drives workflows over the engine, and the record of an episode.
 
-Names that need JAX or parquet load when first used: graders and their workers, and commands that only read
-a configuration, do without.
+Names that need JAX or parquet load when first used, because graders, their workers and commands that only read a
+configuration need neither.
 """
 
 from typing import TYPE_CHECKING

@@ -3,8 +3,8 @@
     first turn   template(messages)
     later turn   previous prompt + completion + (end of turn, if it was cut) + the template's text for the new message
 
-So each prompt begins with the previous prompt and completion to the token. (A template that rewrites earlier
-turns, as Qwen3's does with their thinking, would not: its rewriting is left out on purpose.) Texts never
+So each prompt begins with the previous prompt and completion to the token. (With a template that rewrites earlier
+turns, as Qwen3's does with their thinking, it would not: the rewriting is left out on purpose.) Texts never
 become control tokens: "<|im_end|>" in a message is spelled out in ordinary tokens.
 """
 
@@ -22,7 +22,7 @@ REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}
 EARLIER = [{"role": "user", "content": "first words"}, {"role": "assistant", "content": "a first reply"}]
 
-# Qwen3's for thoughts, tools and files are added, and not special.
+# Qwen3's marks of thoughts, tools and files are added tokens, but not special ones.
 _MARK = re.compile(r"</?[a-z_]+>|<\|[^<>]*\|>")
 _THOUGHT = "<think>", "</think>"
 
@@ -34,7 +34,7 @@ class Overlong(ValueError):
 
 
 class Unrendered(ValueError):
-    """The chat template refuses messages, such as one of a system."""
+    """The chat template refuses messages, such as a system message."""
 
 
 class Chat:
@@ -43,14 +43,14 @@ class Chat:
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         added = [one for one in tokenizer.added_tokens_decoder.values() if len(one.content) > 1]
-        words = [token.content for token in added if token.special]
+        special_words = [token.content for token in added if token.special]
         control = _any_of(
             [token.content for token in added if token.special or _MARK.fullmatch(token.content)]
         )
         self._inside_control = re.compile(f"(?=(?:{control}))(.)", re.DOTALL)
-        self._starts = functools.lru_cache(4096)(self._start)  # the samples of a task begin alike
+        self._starts = functools.lru_cache(4096)(self._start)  # samples of a task share their first prompts
         tail = self._tail([NEXT])
-        match = re.match(_any_of(words), tail) if words else None
+        match = re.match(_any_of(special_words), tail) if special_words else None
         if match is None:
             raise ValueError(
                 f"the chat template closes an assistant turn with {tail[:20]!r}, which is no control token: "
@@ -98,7 +98,7 @@ class Chat:
         return self._encode([{"role": role, "content": content} for role, content in messages])
 
     def texts(self, messages: Sequence[Message], after: bool = False) -> list[str]:
-        """The rendered template, split inside each control word that a message spells, to encode the parts apart."""
+        """The rendered template, split inside each control word that a message spells; parts are encoded separately."""
         contents = [message["content"] for message in messages]
         mark = next(chr(code) for code in range(0xE000, 0xF8FF) if not any(chr(code) in c for c in contents))
         split = functools.partial(self._inside_control.sub, rf"\1{mark}")
@@ -167,18 +167,18 @@ def fit(
     """Tokens of the messages, at most `room` of them, and the number cut from the middle of the longest one."""
     tokens = render(messages)
     full, cut = len(tokens), 0
-    where = max(range(len(messages)), key=lambda i: len(messages[i]["content"]))
-    text = messages[where]["content"]
+    longest = max(range(len(messages)), key=lambda i: len(messages[i]["content"]))
+    text = messages[longest]["content"]
     while len(tokens) > room:
         if not truncate:
             raise Overlong(
                 f"the prompt adds {full} tokens where {max(room, 0)} fit: {LONGER}, or set "
                 "overlong=truncate in the limits"
             )
-        cut += math.ceil((len(tokens) - room) * len(text) / full)  # characters; again, where that was too few
+        cut += math.ceil((len(tokens) - room) * len(text) / full)  # characters; repeated if they were too few
         keep = len(text) - cut
         if keep < 2:
             raise Overlong(f"even without its longest message the prompt does not fit: {LONGER}")
-        short = {**messages[where], "content": text[: keep // 2] + text[-(keep - keep // 2) :]}
-        tokens = render([*messages[:where], short, *messages[where + 1 :]])
+        short = {**messages[longest], "content": text[: keep // 2] + text[-(keep - keep // 2) :]}
+        tokens = render([*messages[:longest], short, *messages[longest + 1 :]])
     return tokens, full - len(tokens)

@@ -1,7 +1,7 @@
-"""Episodes as earlier versions stored them: gzipped lines of JSON, with the reward of each call beside them.
+"""Episodes as earlier versions stored them: gzipped lines of JSON, and a second file with the rewards of calls.
 
-Arrays are base64 of little-endian int32 and float32. A task is stored before its first episode; a prompt that goes
-on from a history is stored without that history.
+Arrays are base64 of little-endian int32 and float32. A task is stored before its first episode; a prompt that
+continues a history is stored without that history.
 """
 
 import base64
@@ -22,35 +22,35 @@ from marl_jax.task import Task
 FORMAT = 1
 SUFFIX = ".jsonl.gz"
 
-# What reading a file that something else wrote, or broke, may come to.
+# Exceptions that reading a foreign or damaged file may raise.
 DAMAGE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
 
 def read_old(path: pathlib.Path) -> Table:
-    """The table of such a file; with rewards and advantages where the file that holds them is there."""
+    """The table of such a file; with rewards and advantages if the file with the rewards exists."""
     episodes = _read(path)
-    beside = path.with_name(path.name.removesuffix(SUFFIX) + ".rewards.jsonl")
-    if not beside.exists():
+    rewards_path = path.with_name(path.name.removesuffix(SUFFIX) + ".rewards.jsonl")
+    if not rewards_path.exists():
         return Table.of(episodes)
     try:
-        return _with_rewards(episodes, beside.read_text(encoding="utf-8").splitlines())
+        return _with_rewards(episodes, rewards_path.read_text(encoding="utf-8").splitlines())
     except DAMAGE as error:
-        raise ValueError(f"'{beside}' cannot be read as rewards: {error}") from error
+        raise ValueError(f"'{rewards_path}' cannot be read as rewards: {error}") from error
 
 
 def _with_rewards(episodes: Sequence[Episode], lines: Sequence[str]) -> Table:
     if len(lines) != len(episodes):
         raise ValueError(f"it has {len(lines)} lines for {len(episodes)} episodes")
-    earned = [json.loads(line) for line in lines]
+    entries = [json.loads(line) for line in lines]
     table = Table.of(
-        [dataclasses.replace(one, outcome=line["outcome"]) for one, line in zip(episodes, earned)]
+        [dataclasses.replace(episode, outcome=line["outcome"]) for episode, line in zip(episodes, entries)]
     )
 
     def column(name: str) -> np.ndarray:
-        for one, line in zip(episodes, earned):
-            if len(line[name]) != len(one.calls):
-                raise ValueError(f"it has {len(line[name])} {name} for {len(one.calls)} calls")
-        values = [value for line in earned for value in line[name]]
+        for episode, line in zip(episodes, entries):
+            if len(line[name]) != len(episode.calls):
+                raise ValueError(f"it has {len(line[name])} {name} for {len(episode.calls)} calls")
+        values = [value for line in entries for value in line[name]]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
     return table.replace(grade=None, reward=column("rewards"), advantage=column("advantages"))
@@ -90,11 +90,11 @@ def _unpack_episode(packed: dict[str, Any], task: Task) -> Episode:
 
 
 def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRecord:
-    before = _history(packed.get("after"), calls) if packed.pop("follows") else ()
+    history = _history(packed.get("after"), calls) if packed.pop("follows") else ()
     return CallRecord(
         **{
             **packed,
-            "prompt_tokens": before + _tuple(packed["prompt_tokens"], "<i4"),
+            "prompt_tokens": history + _tuple(packed["prompt_tokens"], "<i4"),
             "tokens": _tuple(packed["tokens"], "<i4"),
             "logprobs": _tuple(packed["logprobs"], "<f4"),
             "reads": tuple(packed.get("reads", ())),

@@ -4,7 +4,7 @@
     table = player.play(tasks, samples=8, step=1)               the table of their calls
     player.update(trees)                                        new weights answer from the next call on
 
-A run makes its player of its configuration (`runs.loading.play`), a notebook makes one of arguments.
+A run makes its player from its configuration (`runs.loading.play`), a notebook from arguments.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
-LONGEST = 512  # tokens of a prompt, where the model has room for them
+LONGEST = 512  # tokens of the longest prompt by default, if the model has room for them
 MICRO = 1000  # a vocabulary below this many tokens is that of a micro base, which knows the short prompts
 
 
@@ -54,24 +54,24 @@ class EpisodesFailed(RunError):
 class Player:
     """The parts of a player that stay the same from one rollout to the next."""
 
-    workflow: Workflow  # that is played
-    model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or by policy
-    tokenizer: Any | Mapping[str, Any]  # likewise
-    service: Engines  # that answer for every policy
+    workflow: Workflow  # the workflow to play
+    model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or {policy: shape}
+    tokenizer: Any | Mapping[str, Any]  # of all policies, or {policy: tokenizer}
+    service: Engines  # the engines that answer for all policies
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role
     prompts: Prompts | None = None  # None: the built-in prompts of the tasks' family
     limits: Limits = dataclasses.field(default_factory=Limits)  # what ends an episode early
     pace: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mode, tool_delay, ... of `rollout`
-    # Share of failed episodes from which on a rollout is an error; None: never.
+    # A rollout with at least this share of failed episodes is an error; None: never.
     max_failed: float | None = 1.0
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
-    fresh: Callable[[], dict[str, Tree]] = dict  # what `start` gives
+    fresh: Callable[[], dict[str, Tree]] = dict  # makes the weights that `start` returns
     # Sums the progress of all processes that play a share of the rollout.
     of_all: Callable[[Progress], Progress] = lambda done: done
 
     def start(self) -> dict[str, Tree]:
-        """The weights to train from: {policy: the base's, in float32}; new copies at every call.
+        """The weights to train from, {policy: those of its base, in float32}; new copies at every call.
 
         An update donates the trees that it is given, so keep the trees that it returns and pass them to `update`.
         """
@@ -91,7 +91,7 @@ class Player:
     ) -> Table:
         """The table of `samples` episodes of every task; their noise follows from seed, step, task and sample.
 
-        `finished` is called with each episode as it ends, while others are still sampled: to begin with its grading.
+        `finished` is called with each episode as it ends, while others are still sampled, such as to begin grading it.
         """
         tasks, last = list(tasks), Progress(0)
         if odd := [task for task in tasks if not isinstance(task, Task)]:
@@ -112,7 +112,7 @@ class Player:
             self.service.engines,
             self.tokenizer,
             self.policies,
-            prompts=self.prompts or _words(self.tokenizer, tasks),
+            prompts=self.prompts or _default_prompts(self.tokenizer, tasks),
             parse=parse,
             samples=samples,
             first_sample=first_sample,
@@ -172,8 +172,8 @@ def player_for(
       prompts: prompts of the roles; None: the built-in prompts for the tasks and the size of the base.
       sampling: how every role samples, or {role: settings}; None: 64 new tokens at temperature 1.
       max_prompt: longest prompt in tokens; None: 512, or as many as the model has room for.
-      lanes: calls that are answered at a time; None: as many as keep the device busy.
-      dtype: of the weights that answer; None: as the base is stored. What learns is float32, see `Player.start`.
+      lanes: calls that are answered at the same time; None: as many as keep the device busy.
+      dtype: of the weights that answer; None: that of the stored base. Trained weights are float32, see `Player.start`.
     """
     workflow = find(workflow) if isinstance(workflow, str) else workflow
     if not isinstance(workflow, Workflow):
@@ -221,14 +221,14 @@ def _settings(
         settings = dict(sampling)
     else:
         settings = role_settings(workflow.roles, sampling or SamplingSettings(max_new_tokens=64))
-    sampled = {role: chosen for role, chosen in settings.items() if chosen.temperature > 0}
-    if any(chosen.top_p < 1 or chosen.top_k for chosen in sampled.values()):
-        for role in (role for role, chosen in sampled.items() if not chosen.top_k):
+    sampling_roles = {role: chosen for role, chosen in settings.items() if chosen.temperature > 0}
+    if any(chosen.top_p < 1 or chosen.top_k for chosen in sampling_roles.values()):
+        for role in (role for role, chosen in sampling_roles.items() if not chosen.top_k):
             raise ValueError(
                 f"sampling of role '{role}' has top_k 0 where tokens are left out: training renormalises over what was "
                 "kept, so give the most tokens to keep, such as top_k=64"
             )
-    for role, chosen in sampled.items():
+    for role, chosen in sampling_roles.items():
         if chosen.min_new_tokens and not chosen.top_k:
             raise ValueError(
                 f"sampling of role '{role}' has min_new_tokens {chosen.min_new_tokens} and top_k 0: training cannot "
@@ -237,7 +237,7 @@ def _settings(
     return settings
 
 
-def _words(tokenizer: Any, tasks: Sequence[Task]) -> Prompts:
+def _default_prompts(tokenizer: Any, tasks: Sequence[Task]) -> Prompts:
     families = dict.fromkeys(task.family for task in tasks)
     if len(families) > 1:
         raise ValueError(

@@ -12,19 +12,19 @@ from typing import TextIO
 class Progress:
     """Counts of one rollout; the scheduler updates it and hands it to the callback after each dispatch."""
 
-    episodes: int  # that the rollout will play
-    done: int = 0  # episodes
-    failed: int = 0  # episodes that ended by an error, on each of their paths
-    silent: int = 0  # episodes whose workflow returned nothing, on each of their paths
-    calls: int = 0  # answered
-    tokens: int = 0  # sampled
+    episodes: int  # episodes that the rollout will play
+    done: int = 0  # episodes that have ended
+    failed: int = 0  # episodes that ended in an error on all of their paths
+    silent: int = 0  # episodes whose workflow returned nothing on all of their paths
+    calls: int = 0  # answered calls
+    tokens: int = 0  # sampled tokens
     prompts_cut: int = 0  # prompts shortened to fit the context
-    prompts_refused: int = 0  # episodes ended because a prompt did not fit, on each of their paths
-    tools: int = 0  # returned
-    tools_failed: int = 0  # of these, with an error
-    dispatches: int = 0  # of the engine
+    prompts_refused: int = 0  # episodes ended because a prompt did not fit, on all of their paths
+    tools: int = 0  # tools that have ended
+    tools_failed: int = 0  # tools that ended in an error
+    dispatches: int = 0  # dispatches of all engines
     seconds: float = 0.0  # since the rollout began
-    trouble: str = ""  # traceback, or else error, of the first episode that failed
+    trouble: str = ""  # traceback (or error, if there is none) of the first failed episode
 
     def __str__(self) -> str:
         per = max(self.seconds, 1e-9)
@@ -42,7 +42,7 @@ class Progress:
 def progress_bar(stream: TextIO | None = None, every_s: float | None = None) -> Callable[[Progress], None]:
     """A callback that draws a bar on a terminal, and writes a plain line now and then anywhere else.
 
-    A stream that breaks ends the bar, not the rollout. None: standard error.
+    `stream` None is standard error. A broken stream ends the bar, not the rollout.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream is not None and stream.isatty()

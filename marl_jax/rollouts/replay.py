@@ -1,6 +1,6 @@
 """Replay: a workflow driven by an episode's record instead of a model must make the same calls.
 
-So a record is checked (`replay`), and so the branches of a fork come to it (`branches`): a generator cannot be copied.
+`replay` checks a record in this way, and `branches` brings the other branches to a fork: a generator cannot be copied.
 
     one path plays --fork--> it goes on as branch 0; each other branch: a new generator, sent the recorded results
 """
@@ -23,33 +23,33 @@ class Differs(ValueError):
 
 
 def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
-    """The other branches of the forks that it has just passed, each with its first batch after the fork."""
+    """The other branches of the forks that `running` has just passed, each with its first batch after the fork."""
     if not running.others:
         return
     past = dataclasses.replace(running.episode(), error=None)
     paths, running.others = running.others, []
     for path in paths:
-        other = dataclasses.replace(running, due=path)  # from its beginning
+        other = dataclasses.replace(running, due=path)  # from the beginning
         yield other, _replay_to_fork(other, path, past)
 
 
 def tree(paths: Sequence[Episode]) -> Episode:
-    """The episode of these paths; calls that they share are stored once."""
-    if not any(one.path for one in paths):
+    """One episode with all of its paths; calls that they share are stored once."""
+    if not any(leaf.path for leaf in paths):
         (flat,) = paths
         return flat
-    calls = {(call.path, place): call for one in paths for place, call in enumerate(one.calls)}
-    tools = {(tool.path, place): tool for one in paths for place, tool in enumerate(one.tools)}
-    ordered = sorted(paths, key=lambda one: one.path)
+    calls = {(call.path, place): call for leaf in paths for place, call in enumerate(leaf.calls)}
+    tools = {(tool.path, place): tool for leaf in paths for place, tool in enumerate(leaf.tools)}
+    ordered = sorted(paths, key=lambda leaf: leaf.path)
     return dataclasses.replace(
         ordered[0],
         path=(),
         answer=None,
         calls=tuple(calls[key] for key in sorted(calls)),
         tools=tuple(tools[key] for key in sorted(tools)),
-        error=next((one.error for one in ordered if one.error), None),
-        seconds=max(one.seconds for one in ordered),
-        leaves=tuple(Leaf(one.path, one.answer, one.error) for one in ordered),
+        error=next((leaf.error for leaf in ordered if leaf.error), None),
+        seconds=max(leaf.seconds for leaf in ordered),
+        leaves=tuple(Leaf(leaf.path, leaf.answer, leaf.error) for leaf in ordered),
     )
 
 
@@ -64,9 +64,9 @@ def replay(
 ) -> Episode:
     """Run the workflow on the recorded completions and tool results; returns the resulting episode.
 
-    It is an episode without forks, or one path. Raises ValueError at the first call, tool or ending that differs.
+    `episode` has no forks, or is one path. Raises ValueError at the first call, tool or ending that differs.
     `tokenizer` is one for all policies, or {policy: tokenizer}.
-    `new_tokens`, the longest completion of a role, matters only where `limits.context` cut prompts.
+    `new_tokens`, the longest completion of a role, matters only if `limits.context` cut prompts.
     """
     chats = Chats(tokenizer, {f"{call.role}/{call.slot}": call.policy for call in episode.calls})
     running = Running(
@@ -113,12 +113,12 @@ def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Bat
 
 
 def _answer(running: Running, batch: Sequence[Ask | Tool], episode: Episode) -> bool:
-    """Fill the batch in; False where the record of a failed episode ends."""
+    """Fill in the batch from the record; False where the record of a failed episode ends."""
     calls, tools, unread = len(running.calls), len(running.tools), False
     for position, item in enumerate(batch):
         ended = (calls >= len(episode.calls)) if isinstance(item, Ask) else (tools >= len(episode.tools))
         if ended and episode.error:
-            return False  # this call could not be made, or not be read
+            return False  # this call could not be made or read
         if isinstance(item, Ask):
             call = _same_call(item, episode)
             running.put(position, call)
@@ -127,7 +127,7 @@ def _answer(running: Running, batch: Sequence[Ask | Tool], episode: Episode) -> 
             running.put(position, _same_tool(item, tools, episode))
             tools += 1
     used_up = (calls, tools) == (len(episode.calls), len(episode.tools))
-    return not (episode.error and unread and used_up)  # a reader raised: it does not run again
+    return not (episode.error and unread and used_up)  # a reader raised, and does not run again
 
 
 def _same_tool(tool: Tool, number: int, episode: Episode) -> ToolRecord:

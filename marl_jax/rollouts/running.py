@@ -30,7 +30,7 @@ Parser = Callable[[Task, str], str | None]
 
 
 class Ended(Exception):
-    """The episode cannot go on; the text is its whole error."""
+    """The episode cannot continue; the text is its complete error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Limits:
     max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
     max_leaves: Count = 64  # paths of one episode, if all branches forked like the one played
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
-    overlong: Literal["refuse", "truncate"] = "refuse"  # a prompt that leaves no room for its completion
+    overlong: Literal["refuse", "truncate"] = "refuse"  # what to do with a prompt that leaves no room
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -54,13 +54,13 @@ class Ask:
     index: int  # of the call in its episode
     turn: int
     prompt: tuple[int, ...]
-    cut: int
+    cut: int  # tokens cut from the prompt
     path: tuple[int, ...] = ()  # the branches taken before it
 
 
 @dataclasses.dataclass(eq=False)
 class Running:
-    """The episode of one (task, sample), on one path through its forks: the given branches first, then branch 0."""
+    """The episode of one (task, sample), on one path through its forks: the branches `due` first, then branch 0."""
 
     task: Task
     sample: int
@@ -69,12 +69,12 @@ class Running:
     prompts: Any
     chat_of: Callable[[str, int], Chat]  # (role, slot) -> the chat of the policy that answers
     limits: Limits
-    new_tokens: Callable[[str], int] = lambda role: 1  # role -> tokens its completion may need
+    new_tokens: Callable[[str], int] = lambda role: 1  # role -> tokens of its longest completion
     due: tuple[int, ...] = ()  # the branches to take first
 
     def __post_init__(self) -> None:
         self.path: tuple[int, ...] = ()  # the branches taken so far
-        self.others: list[tuple[int, ...]] = []  # paths that begin where the last forks were passed
+        self.others: list[tuple[int, ...]] = []  # paths of the other branches of the last forks
         self._leaves = 1
         self._rng = np.random.default_rng(self.key)
         self.script = self.workflow(self.task, self.prompts, rng=self._rng)
@@ -83,8 +83,8 @@ class Running:
         self.answer: str | None = None
         self.error: str | None = None
         self.trace = ""  # traceback of an exception
-        self.refused = False  # because a prompt did not fit
-        self.silent = False  # it returned nothing
+        self.refused = False  # a prompt did not fit
+        self.silent = False  # the workflow returned nothing
         self.waiting = 0  # results that the current batch still lacks
         self._began = time.monotonic()
         self._batch: list[Ask | Tool] = []
@@ -95,7 +95,7 @@ class Running:
         self._spent = 0
 
     def advance(self) -> list[Ask | Tool]:
-        """Hand over the batch's results and run to the next yield; an empty batch ends the episode."""
+        """Send the batch's results to the workflow and run to its next yield; an empty batch ends the episode."""
         try:
             reply = self._close_batch()
             while True:
@@ -163,12 +163,12 @@ class Running:
         self.put(position, record)
 
     def put(self, position: int, record: CallRecord | ToolRecord | None) -> None:
-        """Fill in one result of the batch by its record."""
+        """Fill in the record of one result of the batch."""
         self._records[position] = record
         self.waiting -= 1
 
     def episode(self) -> Episode:
-        """Its calls and tools so far, as an episode."""
+        """The record so far, as an episode."""
         return Episode(
             task=self.task,
             sample=self.sample,
@@ -183,12 +183,12 @@ class Running:
         )
 
     def stop(self, error: str) -> None:
-        """End it where it is; it has the path that it was to take."""
+        """End the episode here, on the path that it was due to take."""
         self.error, self.path = error, self.due
         self.close()
 
     def close(self) -> None:
-        """Let go of the generator, whatever it does about it."""
+        """Close the generator; what it raises becomes the error of the episode."""
         try:
             self.script.close()
         except KeyboardInterrupt:
@@ -197,12 +197,12 @@ class Running:
             self.error = self.error or self._describe(error)
 
     def fail(self, position: int, error: Exception) -> None:
-        """A call of the batch could not be made: the episode ends once the others are in."""
+        """A call of the batch could not be made: the episode ends once the other results are filled in."""
         self.error = self.error or self._describe(error)
         self.put(position, None)
 
     def _close_batch(self) -> Any:
-        """Note the batch's records; the reply to the workflow: a result, a list of them, or an error."""
+        """Record the batch's results; returns the reply to the workflow: a result, a list of them, or an error."""
         if not self._batch:
             return None
         results: list[Any] = []
@@ -223,7 +223,7 @@ class Running:
         return failed[0] if failed else results[0] if self._single else results
 
     def _fork(self, fork: Fork) -> int:
-        """The branch that is taken; noise from here on follows from the path."""
+        """The branch to take; from here on, noise follows from the path."""
         self._spend(1)
         self._leaves *= fork.ways
         if self._leaves > self.limits.max_leaves:
@@ -251,17 +251,17 @@ class Running:
             raise Ended(f"call budget of {self.limits.max_calls} exhausted: the workflow asks for more")
 
     def _open_batch(self, items: list[Any]) -> list[Ask | Tool]:
-        self._batch, voices = [], set()
+        self._batch, slots = [], set()
         index = len(self.calls)
         for item in items:
             if isinstance(item, Tool):
                 self._batch.append(item)
             elif isinstance(item, Call):
-                if (item.role, item.slot) in voices:
+                if (item.role, item.slot) in slots:
                     raise Ended(
                         f"two parallel calls of '{item.role}' share slot {item.slot}: give each its own slot"
                     )
-                voices.add((item.role, item.slot))
+                slots.add((item.role, item.slot))
                 self._batch.append(self._ask(item, index))
                 index += 1
             else:
@@ -283,7 +283,7 @@ class Running:
                 raise Ended(
                     f"a call to '{call.role}' refers to no completion of this episode: {completion!r:.60}"
                 )
-        before: tuple[int, ...] = ()
+        history: tuple[int, ...] = ()
         chat = self.chat_of(call.role, call.slot)
         render: Callable[[Sequence[Message]], tuple[int, ...]] = chat.start
         if call.after:
@@ -293,14 +293,14 @@ class Running:
                     f"a call to '{call.role}' goes on in the history of '{last.role}', whose policy has another "
                     "tokenizer: show it the text in a message of its own, or give both one base"
                 )
-            before = last.prompt_tokens + last.tokens
+            history = last.prompt_tokens + last.tokens
             render = functools.partial(chat.extend, last.tokens)
-        most = math.inf if self.limits.context is None else self.limits.context
-        room = most - self.new_tokens(call.role) - len(before)
+        context = math.inf if self.limits.context is None else self.limits.context
+        room = context - self.new_tokens(call.role) - len(history)
         added, cut = fit(call.messages, render, room, self.limits.overlong == "truncate")
         turn = self._turns.get((call.role, call.slot), 0)
         self._turns[call.role, call.slot] = turn + 1
-        return Ask(call, index, turn, before + added, cut, self.path)
+        return Ask(call, index, turn, history + added, cut, self.path)
 
     def _describe(self, error: BaseException) -> str:
         """An exception in one line, with its place in the workflow's file."""
@@ -327,7 +327,7 @@ def _trace(error: BaseException) -> str:
     kept = list(itertools.dropwhile(lambda frame: frame.filename == __file__, frames))
     try:
         last = traceback.format_exception_only(error)
-    except BaseException:  # its text cannot be made
+    except BaseException:  # the error cannot be turned into text
         last = [f"{type(error).__name__}\n"]
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(kept), *last])
 

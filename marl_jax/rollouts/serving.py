@@ -1,7 +1,7 @@
 """From policies to engines: the weights that serve each policy, and how an update reaches them.
 
-LoRA policies on one base decode in one batch, frozen ones beside them under a zero adapter; a policy that is
-trained in full has lanes of its own. Engines compute in the model's dtype, whatever weights are trained in. Bases may
+LoRA policies on one base decode in one batch, frozen policies in the same batch with a zero adapter; a policy that is
+trained in full has lanes of its own. Engines compute in the model's dtype, whatever the dtype in training. Bases may
 have different shapes and tokenizers: then models, settings and decoders are given by base.
 """
 
@@ -34,15 +34,15 @@ class Service:
         to_text: Decode | Mapping[str, Decode] | None = None,
         measured: bool = False,
     ):
-        """`versions` counts the updates behind each policy's tree; `measured` settings are taken as they are.
+        """`versions` counts the updates that made each policy's tree; `measured` settings are used as they are.
 
-        `config`, `settings` and `to_text` are one for all, or by base.
+        `config`, `settings` and `to_text` are one for all bases, or {base: ...}.
         """
         self.engines: dict[str, Engine] = {}
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._specs, used = dict(specs), [spec.base for spec in specs.values()]
-        self._models = by_name(config, used)
-        shapes, texts = by_name(settings, used), by_name(to_text, used)
+        self._specs, base_names = dict(specs), [spec.base for spec in specs.values()]
+        self._models = by_name(config, base_names)
+        shapes, texts = by_name(settings, base_names), by_name(to_text, base_names)
         self._groups = decode_groups(specs)
         for group in self._groups:
             params, adapters = self._weights(group, trees)
@@ -61,12 +61,12 @@ class Service:
 
     @property
     def settings(self) -> dict[str, EngineSettings]:
-        """The shapes of the engines by base, which are the same for all of one model."""
+        """The shapes of the engines by base; engines of one base have the same."""
         return {spec.base: self.engines[name].settings for name, spec in self._specs.items()}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What callers have spent on prefill and decode, of all engines."""
+        """Seconds that callers have spent on prefill and decode, summed over engines."""
         total: dict[str, float] = {}
         for engine in {*self.engines.values()}:
             for part, seconds in engine.watch.seconds.items():
@@ -76,7 +76,7 @@ class Service:
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Serve these weights from the next request on.
 
-        The caches of frozen policies go too: a rollout must not depend on earlier ones.
+        Caches of frozen policies are dropped, too: a rollout must not depend on earlier ones.
         """
         for group in self._groups:
             params, adapters = self._weights(group, trees)
@@ -84,7 +84,7 @@ class Service:
         self.versions |= versions
 
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Nothing to end: the engines run in this process."""
 
     def _weights(self, group: Sequence[str], trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
         """(full weights, stacked adapters) of a group; None stands for the base, and for no adapters."""

@@ -131,7 +131,7 @@ class Admission:
         taken = self.places.taken
         columns = position[taken] + np.minimum(self._settings.steps, left[taken])
         self.places.need[taken] = np.searchsorted(self._settings.lengths, columns)
-        return self.places.surplus()
+        return self.places.hold_excess()
 
     def keep(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row to copy a lane to, for a later turn that continues these tokens; None without need or room."""

@@ -58,7 +58,7 @@ class Places:
         self.tickets[lane] = self.need[lane] = FREE
         self.held[lane] = False
 
-    def surplus(self) -> list[int]:
+    def hold_excess(self) -> list[int]:
         """Hold the requests whose needs exceed the lanes; returns the lanes that were given up."""
         self.held[:] = False
         if (self._demand() <= self._capacity).all():

@@ -181,7 +181,7 @@ def test_every_request_has_a_rung_that_is_long_enough_or_is_held_where_it_was(se
         for one in needs:
             needs[one] += int(rng.random() < 0.3 and needs[one] < longest)
             places.need[places.lane_of(one)] = needs[one]
-        places.surplus()
+        places.hold_excess()
         left = set(places.tickets[places.taken].tolist())
         held = set(places.tickets[places.held].tolist())
         gone = set(needs) - left
@@ -203,17 +203,17 @@ def test_the_youngest_are_held_and_the_youngest_of_these_give_up():
             places.need[places.lane_of(ticket)] = 1
 
     grow(*range(12))
-    assert places.surplus() == []
+    assert places.hold_excess() == []
     # Tickets 10 and 11 have long lanes; of the ten others eight find one.
     assert set(places.tickets[places.held].tolist()) == {8, 9}
     places.settle()
     assert set(places.tickets[10:].tolist()) == {*range(8), 10, 11}
     grow(8, 9, 12, 13)
-    assert places.surplus() and set(places.tickets[places.held].tolist()) == {8, 9}
+    assert places.hold_excess() and set(places.tickets[places.held].tolist()) == {8, 9}
     assert not {12, 13} & set(places.tickets.tolist())
     places.leave(places.lane_of(0))
     grow(8, 9)
-    assert places.surplus() == [] and set(places.tickets[places.held].tolist()) == {9}  # 8 is older
+    assert places.hold_excess() == [] and set(places.tickets[places.held].tolist()) == {9}  # 8 is older
 
 
 # ---------------------------------------------------------------- how many of which length
