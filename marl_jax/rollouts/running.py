@@ -188,7 +188,7 @@ class Running:
         self.close()
 
     def close(self) -> None:
-        """Close the generator; what it raises becomes the error of the episode."""
+        """Close the generator; an error that it raises becomes the episode's, if that has none yet."""
         try:
             self.script.close()
         except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""The scheduler: drives all episodes at once over one engine or several, without a barrier anywhere.
+"""The scheduler: drives all episodes at once over one engine or several, without any barrier.
 
-    due tools -> episodes that lack no result submit calls -> new episodes, while few requests wait -> one dispatch
+    due tools -> episodes with all results submit calls -> new episodes, while few requests wait -> one dispatch
 
 Which requests share a batch follows from the schedule alone: episodes submit calls in a fixed order, and a tool's
-result re-enters a fixed number of dispatches after its call (waited for, if need be), whatever time it took.
+result re-enters a fixed number of dispatches after its call, however long it took: the schedule waits for it.
 """
 
 import collections
@@ -29,7 +29,7 @@ from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
-Seat = tuple[int, tuple[int, ...]]  # the number of an episode, and one of its paths
+Seat = tuple[int, tuple[int, ...]]  # (number of an episode, one of its paths)
 
 
 def rollout(
@@ -60,30 +60,30 @@ def rollout(
     """Run `samples` episodes of the workflow on every task: the table of their calls, task by task.
 
     Args:
-      workflow: who talks, and how it goes.
+      workflow: the workflow to play.
       tasks: of the family that `prompts` and `parse` are for.
       engines: one engine for all policies, or {policy: engine}; several take turns, dispatch by dispatch.
       tokenizer: with a chat template; one for all policies, or {policy: tokenizer}.
       policy_map: role (or "role/slot") -> policy.
-      prompts: the words of the roles.
-      parse: how the task's answer is read in a completion's text.
+      prompts: the prompts of the roles.
+      parse: reads the task's answer from a completion's text.
       samples: episodes per task, numbered from `first_sample` on.
-      path: the branch to take at the first fork, at the second, ...; forks after that are played whole, as all are by
-        default. The path is the same, to the bit, as in the whole episode.
-      seed: of the run. All noise follows from it, the step, the task, the sample, the path and the call.
-      step: of the run.
+      path: the branch to take at the first fork, at the second, ...; of later forks all branches are played, as of all
+        forks by default. The path is the same, to the bit, as in the complete episode.
+      seed: seed of the run. All noise follows from it, the step, the task, the sample, the path and the call.
+      step: step of the run.
       settings: how every role samples, or {role: settings} (see `policies.role_settings`).
       limits: what ends an episode early; its `context` is the engine's own (the shortest of them) unless given.
       versions: {policy: update count}, for the record.
       mode: "fixed" lets tool results re-enter `tool_delay` dispatches after their call; "free" as soon as
-        they are there, which never waits, and lets timing decide which requests share a batch.
-      tool_threads: how many tools run at a time.
-      tool_log: results on disk, replayed where this rollout was begun before.
-      ahead: new episodes begin while fewer requests than this are unfinished; more than the lanes.
+        they arrive, which never waits, but lets timing decide which requests share a batch.
+      tool_threads: how many tools run at the same time.
+      tool_log: results on disk, replayed if this rollout was begun before.
+      ahead: new episodes begin while fewer requests than this are unfinished; it should exceed the lanes.
       progress: called after every dispatch; an exception in it ends the rollout cleanly.
       finished: called with every episode as it ends, while others go on, such as to begin grading it.
 
-    Prompts cached before are dropped: an episode's last bit must not depend on earlier work of the engine. However
+    Cached prompts are dropped first: an episode's last bit must not depend on earlier work of the engine. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
     """
     bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}
@@ -114,11 +114,11 @@ def rollout(
         engine.abandon()
 
     def begin(task: Task, sample: int) -> Running:
-        key = (int(seed), int(step), task_key(task), sample)  # numpy's integers are no JSON
+        key = (int(seed), int(step), task_key(task), sample)  # numpy's integers cannot be written as JSON
         return Running(task, sample, key, workflow, prompts, chats.of, limits, voices.new_tokens, tuple(path))
 
     numbers = range(first_sample, first_sample + samples)
-    fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes
+    fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made as they begin
     tools = Errands(Workers("tool", tool_threads), tool_log, tool_delay, mode == "free")
     schedule = _Schedule(voices, tools, parse, Progress(len(tasks) * samples), finished)
     try:
@@ -156,29 +156,29 @@ class _Schedule:
         self.finished = finished
         self.live: dict[Seat, Running] = {}
         self.done: dict[int, Episode] = {}
-        # By episode: how many of its paths are under way, and those that have ended.
+        # By episode: the number of its running paths, and the paths that have ended.
         self._open = collections.Counter[int]()
         self._ended = collections.defaultdict[int, list[tuple[Running, Episode]]](list)
         # (engine, ticket) -> (the waiting path, position in the batch, facts for the record)
         self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
-        self._now = 0  # dispatches so far: the clock of the schedule
+        self._now = 0  # the clock of the schedule: dispatches so far
         self._turn = 0  # the engine whose turn it is
         self._began = time.monotonic()
 
     def run(self, fresh: Iterator[list[Running]], ahead: int) -> Iterator[None]:
-        """Drive everything to its end; yields after each dispatch."""
+        """Run all episodes to their ends; yields after each dispatch."""
         started = 0
         ready: list[Seat] = []
         while True:
             ready += self._take_tools()
             for seat in sorted(ready):
                 running = self.live.pop(seat)
-                self._speak(seat[0], running, running.advance())
+                self._run_path(seat[0], running, running.advance())
             ready = []
             while self._pending() < ahead and (group := next(fresh, None)) is not None:
                 for running in group:
                     self._open[started] += 1
-                    self._speak(started, running, running.advance())
+                    self._run_path(started, running, running.advance())
                     started += 1
             if self._pending():
                 ready = self._dispatch()
@@ -201,16 +201,16 @@ class _Schedule:
     def _pending(self) -> int:
         return sum(engine.pending for engine in self.voices.engines)
 
-    def _speak(self, number: int, running: Running, batch: Batch) -> None:
-        """Run a path, and its other branches, from this batch to one that has to wait, or to the end."""
+    def _run_path(self, number: int, running: Running, batch: Batch) -> None:
+        """Run a path, and its other branches, from this batch to a batch that has to wait, or to the end."""
         while True:
             seat = number, running.path
             if batch:
                 self.live[seat] = running
                 self._send(seat, batch)
-            for other, first in branches(running):
+            for other, first_batch in branches(running):
                 self._open[number] += 1
-                self._speak(number, other, first)
+                self._run_path(number, other, first_batch)
             if not batch:
                 return self._end(number, running)
             if running.waiting:
@@ -222,9 +222,9 @@ class _Schedule:
         calls, tools = len(running.calls), len(running.tools)
         for position, item in enumerate(batch):
             if isinstance(item, Tool):
-                # A step that is played again, on a vLLM server, may say something else before the tool.
-                said = zlib.crc32(repr([call.tokens for call in running.calls]).encode())
-                key = (*running.key, *running.path, tools, said)
+                # When a step is played again, a vLLM server may sample other tokens before the tool.
+                digest = zlib.crc32(repr([call.tokens for call in running.calls]).encode())
+                key = (*running.key, *running.path, tools, digest)
                 self.tools.send(item, self._now, seat, position, key, calls - 1)
                 tools += 1
             else:
@@ -243,7 +243,7 @@ class _Schedule:
         self._count(paths)
 
     def _count(self, paths: Sequence[Running]) -> None:
-        """An episode is over: it failed, or came to nothing, where each of its paths did."""
+        """Count an episode that ended; it is silent, refused or failed only if all of its paths are."""
         progress = self.progress
         progress.done += 1
         progress.silent += all(path.silent for path in paths)
@@ -283,7 +283,7 @@ class _Schedule:
         return ready
 
     def _take_tools(self) -> list[Seat]:
-        """Hand out the tool results that enter now; the paths that lack nothing now."""
+        """Fill in the tool results that are due; returns the paths that now have all results."""
         due = self.tools.due_results(self._now)
         for errand in due:
             self.live[errand.seat].put(errand.position, errand.record)

@@ -2,7 +2,7 @@
 
     task question role asked text answer reward advantage ...  prompt tokens logprobs (lists)
 
-What belongs to whole episodes (task, key of the noise, answer, results of tools, error) is JSON in the file's metadata.
+The facts of episodes (task, key of the noise, answer, results of tools, error) are JSON in the file's metadata.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ METADATA_KEY = b"marl_jax"
 LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}
 INTS = ("episode", "call", "slot", "turn", "version", "after", "cut", "choice", "group")
 INT_LISTS = pa.list_(pa.int32())
-LONGEST = 4  # tokens of a character: it has no more bytes
+LONGEST = 4  # most tokens of a character: it has at most 4 bytes
 EXTRA = ("asked", "ends", "trainer_logprobs")
 NAMES = {"role": "roles", "policy": "policies"}
 
@@ -38,11 +38,11 @@ def write_episodes(
     decode: Decoders | None = None,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """Write the whole table; the file appears only once it is complete.
+    """Write the table; the file appears only once it is complete.
 
-    With `decode`, one for all policies or by policy, prompts are stored as text, too (of a call `after` another, only
-    the added part), and the end of each token in its text. `trainer`: row by row, the trainer's log-probs of
-    its tokens.
+    With `decode`, one for all policies or by policy, prompts are stored as text, too (only the added part for a call
+    `after` another), and the position in the text at which each token ends. `trainer` has, by row, the trainer's
+    log-probs of its tokens.
     """
     table.need_episodes()
     table.need_own_ids()
@@ -65,7 +65,7 @@ def write_episodes(
         "path": path_tuples(table.path),
         "parent": table.parent,
         "branch": table.branch,
-        "labels": _texts(json.dumps(some) if some else None for some in table.labels),
+        "labels": _texts(json.dumps(labels) if labels else None for labels in table.labels),
         **{name: _lists(getattr(table, name)) for name in LISTS},
     }
     if decode is not None:
@@ -77,9 +77,9 @@ def write_episodes(
             ],
             INT_LISTS,
         )
-    if any(one is not None for one in trainer):
+    if any(row is not None for row in trainer):
         columns["trainer_logprobs"] = pa.array(
-            [None if one is None else one.tolist() for one in trainer], pa.list_(pa.float32())
+            [None if row is None else row.tolist() for row in trainer], pa.list_(pa.float32())
         )
     columns |= {name: pa.array(columns[name], INT_LISTS) for name in ("reads", "path")}
     if table.kept is not None:
@@ -92,8 +92,8 @@ def write_episodes(
     plain = {name: getattr(table, name) for name in (*INTS, *DTYPES)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
-    every = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
-    tasks = {name: dataclasses.asdict(task) for name, task in {task.id: task for task in every}.items()}
+    all_tasks = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
+    tasks = {name: dataclasses.asdict(task) for name, task in {task.id: task for task in all_tasks}.items()}
     facts = {
         "format": FORMAT,
         "tasks": list(tasks.values()),
@@ -101,18 +101,18 @@ def write_episodes(
     }
     written = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(facts)})
     unfinished = path.with_name(path.name + ".unfinished")
-    # Plain numbers: the compression finds prompts that repeat, or go on from a history.
+    # No dictionary: in plain numbers the compression finds prompts that repeat or continue a history.
     pq.write_table(written, unfinished, compression="zstd", use_dictionary=False)
     os.replace(unfinished, path)
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Table:
-    """The table that was written; files of earlier versions have fewer columns."""
+    """The table in a file; files of earlier versions have fewer columns."""
     path = pathlib.Path(path)
     if path.name.endswith(SUFFIX):
         return read_old(path)
     try:
-        # A file that Python opened is held by Arrow's threads, which may abort the process as it ends.
+        # By path: Arrow's threads hold on to a file that Python opened, and may abort the process as it ends.
         with pq.ParquetFile(path) as file:
             read = file.read()
         facts = json.loads((read.schema.metadata or {}).get(METADATA_KEY, b"{}"))
@@ -126,37 +126,37 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
 
 
 def read_extra(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """Optional columns of a file, row by row: prompts as text, ends of tokens, the trainer's log-probs."""
+    """Optional columns of a file, as lists: prompts as text, ends of tokens, the trainer's log-probs."""
     path = pathlib.Path(path)
     if path.name.endswith(SUFFIX):
         return {}
-    there = [name for name in EXTRA if name in pq.read_schema(path).names]
-    return pq.read_table(path, columns=there).to_pydict()
+    names = [name for name in EXTRA if name in pq.read_schema(path).names]
+    return pq.read_table(path, columns=names).to_pydict()
 
 
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     tasks = {task["id"]: unpack_task(task) for task in facts["tasks"]}
     episodes = tuple(_bare(packed, tasks) for packed in facts["episodes"])
     texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
-    there = {*read.column_names}
-    about: list[str | None] = read["about"].to_pylist() if "about" in there else [None] * len(read)
-    labels = read["labels"].to_pylist() if "labels" in there else [None] * len(read)
+    names = {*read.column_names}
+    about: list[str | None] = read["about"].to_pylist() if "about" in names else [None] * len(read)
+    labels = read["labels"].to_pylist() if "labels" in names else [None] * len(read)
     columns: dict[str, Any] = {
-        name: read[name].to_numpy().copy() for name in (*INTS, *DTYPES) if name in there
+        name: read[name].to_numpy().copy() for name in (*INTS, *DTYPES) if name in names
     }
     columns |= {name: _ragged(read[name], dtype) for name, dtype in LISTS.items()}
     table = Table.make(
         role=texts["role"],
         policy=texts["policy"],
-        kept=read["kept"].to_pylist() if "kept" in there else None,
-        task=[task if one is None else one for one, task in zip(about, read["task"].to_pylist())],
-        spoken=read["spoken"].to_pylist() if "spoken" in there else None,
+        kept=read["kept"].to_pylist() if "kept" in names else None,
+        task=[task if name is None else name for name, task in zip(about, read["task"].to_pylist())],
+        spoken=read["spoken"].to_pylist() if "spoken" in names else None,
         **columns,
     )
     return table.replace(
-        about=tuple(None if one is None else tasks[one] for one in about) if any(about) else (),
+        about=tuple(None if name is None else tasks[name] for name in about) if any(about) else (),
         reads=padded(read["reads"].to_pylist()),
-        path=padded(read["path"].to_pylist() if "path" in there else [()] * len(read)),
+        path=padded(read["path"].to_pylist() if "path" in names else [()] * len(read)),
         labels=tuple(text and json.loads(text) for text in labels),
         kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
         text=tuple(texts["text"]),
@@ -167,7 +167,7 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
             if name.startswith("component/")
         },
         bare_episodes=episodes,
-        **dict.fromkeys({"reward", "advantage"} - there),
+        **dict.fromkeys({"reward", "advantage"} - names),
     )
 
 
@@ -175,7 +175,7 @@ def _facts(bare: Episode) -> dict[str, Any]:
     facts = {field.name: getattr(bare, field.name) for field in dataclasses.fields(bare)}
     for name in ("calls", "answers"):
         del facts[name]
-    listed = {name: [dataclasses.asdict(one) for one in facts[name]] for name in ("tools", "leaves")}
+    listed = {name: [dataclasses.asdict(record) for record in facts[name]] for name in ("tools", "leaves")}
     return {**facts, **listed, "task": bare.task.id}
 
 
@@ -191,26 +191,26 @@ def _bare(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
 def _asked(table: Table, decode: Decoders) -> list[str]:
     """The prompt of each row as text; a call before a fork has one prompt on all of its paths."""
     flat, rows = table.paths()
-    prompts = [words for one in flat.episodes() for words in prompts_of(one, decode)]
+    prompts = [text for episode in flat.episodes() for text in prompts_of(episode, decode)]
     by_row = dict(zip(rows.tolist(), prompts))
     return [by_row[row] for row in range(len(table))]
 
 
 def _ends(tokens: Sequence[int], decode: Decode) -> list[int]:
-    """Characters of the text up to and with each token; a character of several tokens ends with its last one."""
+    """Characters of the text up to and including each token; a character of several tokens ends with the last."""
     ends, start, end, piece = list[int](), 0, 0, ""
     for number in range(1, len(tokens) + 1):
         piece = decode(tokens[start:number])
-        if done := _whole(tokens[start:number], piece, decode):
-            start += done
+        if count := _complete(tokens[start:number], piece, decode):
+            start += count
             rest = decode(tokens[start:number])
             end, piece = end + len(piece) - len(rest), rest
         ends.append(end)
-    return [*ends[:-1], end + len(piece)] if ends else ends  # it may end within a character
+    return [*ends[:-1], end + len(piece)] if ends else ends  # the last token may end within a character
 
 
-def _whole(tokens: Sequence[int], text: str, decode: Decode) -> int:
-    """How many of these tokens end a character: all, none, or the first ones of invalid bytes."""
+def _complete(tokens: Sequence[int], text: str, decode: Decode) -> int:
+    """How many of these tokens form complete characters: all, none, or the first ones if bytes are invalid."""
     if not text.endswith("\ufffd"):
         return len(tokens)
     if len(tokens) <= LONGEST:
@@ -220,7 +220,7 @@ def _whole(tokens: Sequence[int], text: str, decode: Decode) -> int:
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:
-    """Half a surrogate pair, which the file cannot hold, becomes a question mark."""
+    """A column of texts; half a surrogate pair, which parquet cannot store, becomes a question mark."""
     readable = [value and value.encode("utf-8", "replace").decode() for value in values]
     return pa.array(readable, pa.string())
 
@@ -232,6 +232,6 @@ def _lists(column: Ragged) -> pa.Array:
 
 
 def _ragged(column: pa.ChunkedArray, dtype: Any) -> list[np.ndarray]:
-    whole = column.combine_chunks()
-    ends, values = whole.offsets.to_numpy(), whole.values.to_numpy().astype(dtype)
+    array = column.combine_chunks()
+    ends, values = array.offsets.to_numpy(), array.values.to_numpy().astype(dtype)
     return [values[start:end] for start, end in itertools.pairwise(ends)]

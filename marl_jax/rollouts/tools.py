@@ -1,4 +1,4 @@
-"""Tools run on threads beside the hot path; its result, error or time-out becomes its record."""
+"""Tools run on threads beside the hot path; a tool's result, error or time-out becomes its record."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from marl_jax.own import say
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
 
-TIMEOUT = "timeout"  # the error of a tool that had not ended in time
+TIMEOUT = "timeout"  # the error of a tool that did not end in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 
 
 def run_tool(tool: Tool, after_call: int = -1) -> ToolRecord:
-    """Its record: the result as JSON reads it back, or the error."""
+    """Run a tool; returns its record, with the result as JSON reads it back, or the error."""
     try:
         text = json.dumps(tool.fn(*tool.args))
         if len(text) > MAX_RESULT:
@@ -33,7 +33,7 @@ class ToolLog:
     """Tool results on disk: a step that runs again after a kill sees the same results (such as a time-out)."""
 
     def __init__(self, path: str | os.PathLike[str], others: Sequence[pathlib.Path] = ()):
-        """Writes to this file, and knows what `others` hold, too."""
+        """New results are written to `path`; those in the files `others` are known, too."""
         self._path = pathlib.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = self._path.read_bytes() if self._path.exists() else b""
@@ -83,13 +83,13 @@ class Errand:
     due: int  # the dispatch before which its result re-enters
     seat: Any  # the episode and path that called the tool
     position: int  # in that path's batch
-    key: tuple[int, ...]  # of its record
+    key: tuple[int, ...]  # key of its record
     job: Future[ToolRecord]  # the result, once there is one
-    late: ToolRecord  # where it takes too long
+    late: ToolRecord  # the record if the tool takes too long
 
     @property
     def record(self) -> ToolRecord:
-        """Once its job is done: the tool's result or error."""
+        """The tool's result or error; its job must be done."""
         return self.late if self.job.exception() else self.job.result()
 
 
@@ -121,7 +121,7 @@ class Errands:
                     self.pool.wait([errand.job])
         due: list[Errand] = []
         stay: list[Errand] = []
-        for errand in self.errands:  # checked once: a free one may end at any moment
+        for errand in self.errands:  # each is checked once: a free tool may end at any moment
             (due if (errand.job.done() if self.free else errand.due <= now) else stay).append(errand)
         self.errands = stay
         if self.log:
@@ -130,7 +130,7 @@ class Errands:
         return due
 
     def next_due(self) -> int:
-        """With nothing to decode: the dispatch before which the next result enters. Waits for free ones."""
+        """If nothing can be decoded: the dispatch before which the next result enters. Waits for free tools."""
         if self.free:
             self.pool.wait([errand.job for errand in self.errands])
         return self.errands[0].due

@@ -1,6 +1,6 @@
 """A readable transcript of an episode: the prompt and completion of every call, in order.
 
-What models write is hostile: control characters are spelled out, so that a terminal obeys none of them.
+Model output is not trusted: control characters are spelled out, so that a terminal obeys none of them.
 """
 
 import textwrap
@@ -17,7 +17,7 @@ INDENT = "    "
 def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int | None = None) -> str:
     """The question, every call and tool result in the order they were issued, and how it ended.
 
-    With `asked` (see `prompts_of`), each completion stands below its prompt. With `width`, lines are broken.
+    With `asked` (see `prompts_of`), each completion follows its prompt. With `width`, lines are wrapped.
     """
     lines = [f"task {episode.task.id}, sample {episode.sample}, workflow {episode.workflow}"]
     lines[0] += f", path {'.'.join(map(str, episode.path))}" if episode.path else ""
@@ -41,14 +41,14 @@ def decoder_of(decode: Decoders, policy: str) -> Decode:
 
 def prompts_of(episode: Episode, decode: Decoders) -> list[str]:
     """The prompt of each call as text; for a call that continues a history, only the added part."""
-    words = []
+    texts = []
     for call in episode.calls:
-        shown = 0
+        start = 0
         if call.after is not None:
             before = episode.calls[call.after]
-            shown = len(before.prompt_tokens) + len(before.tokens)
-        words.append(decoder_of(decode, call.policy)(call.prompt_tokens[shown:]))
-    return words
+            start = len(before.prompt_tokens) + len(before.tokens)
+        texts.append(decoder_of(decode, call.policy)(call.prompt_tokens[start:]))
+    return texts
 
 
 def _call(index: int, call: CallRecord, width: int | None, asked: Sequence[str] | None) -> list[str]:
@@ -92,7 +92,7 @@ def _block(text: str, width: int | None) -> str:
 
 
 def _wrapped(line: str, width: int | None) -> str:
-    """One line, in several where it is too long; leading spaces stay."""
+    """The line, wrapped if it is too long; leading spaces stay."""
     line = _inert(line)
     if width is None or len(line) <= width:
         return line
@@ -102,5 +102,5 @@ def _wrapped(line: str, width: int | None) -> str:
 
 
 def _inert(text: str) -> str:
-    """Nothing that a terminal obeys: control characters as Python spells them."""
+    """The text with control characters spelled as in Python, so that a terminal obeys none."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -25,7 +25,7 @@ from marl_jax.workflows.api import Workflow
 def load_of(
     roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None, ends: int = 0
 ) -> Load:
-    """The demands of these roles on an engine's shapes; `ends` counts the model's stop tokens."""
+    """The load of these roles on an engine; `ends` counts the model's stop tokens."""
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     features = Features(
         truncate=truncate,
@@ -35,7 +35,7 @@ def load_of(
         sampler=sampler,
     )
     longest = max(role.max_new_tokens for role in roles)
-    stops = max(8, *(len(role.stop_tokens) + 1 + ends for role in roles))  # and the template's end of turn
+    stops = max(8, *(len(role.stop_tokens) + 1 + ends for role in roles))  # 1 for the template's end of turn
     return Load(max_prompt, longest, features=features, stops=stops)
 
 
@@ -53,13 +53,13 @@ class Engine(Protocol):
         """One dispatch; the (ticket, completion) pairs that it finished."""
 
     def abandon(self) -> None:
-        """Drop all requests and cached prompts: what follows is as from a new engine."""
+        """Drop all requests and cached prompts; the engine is then like a new one."""
 
 
 class Engines(Protocol):
     """The interface of the engines of a run: embedded ones (`serving`), or vLLM (`vllm`)."""
 
-    versions: dict[str, int]  # by policy: the updates behind the weights that answer
+    versions: dict[str, int]  # by policy: the number of updates of the weights that answer
 
     @property
     def engines(self) -> Mapping[str, Engine]:
@@ -81,11 +81,11 @@ class Engines(Protocol):
 
 
 class EngineGone(RunError):
-    """An engine outside of this process cannot be used; policies and learner are whole, and can be saved."""
+    """An engine outside of this process cannot be used; policies and learner are intact, and can be saved."""
 
 
 class Voices:
-    """The map, the engines and the settings of one rollout, checked before anything runs."""
+    """The policy map, engines and settings of one rollout, checked before anything runs."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Voices:
         return self._by_role[role].max_new_tokens
 
     def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[int, int, dict[str, Any]]:
-        """(engine, ticket, facts for the record)."""
+        """Submit a call; returns (engine number, ticket, facts for the record)."""
         role, slot = ask.call.role, ask.call.slot
         policy = policy_of(self.policy_map, role, slot)
         chosen = self._settings[role, policy]

@@ -1,1 +1,1 @@
-"""A vLLM server in the place of the embedded engine, see docs/vllm.md."""
+"""A vLLM server in place of the embedded engine, see docs/vllm.md."""

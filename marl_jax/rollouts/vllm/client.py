@@ -1,10 +1,10 @@
-"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, adapters, or all weights of one policy.
+"""Rollouts on a vLLM server: token ids and log-probs go over HTTP, adapters or all weights of one policy over files.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
     update ──► `weights` ──► the name by which the next requests ask for them
 
-A caller gets a complete answer, or one `EngineGone` that says what to do. A server that the
-run started is started again before that, and unanswered requests are sent again.
+A caller gets a complete answer, or one `EngineGone` that says what to do. A server that the run started is first
+started again, and unanswered requests are sent again.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.threads import Workers
 
-RESTARTS = 3  # of a server started by the run, between two updates
+RESTARTS = 3  # restarts of a server that the run started, between two updates
 LOOK_S = 0.5  # a step without any answer ends after this, so that a run can be stopped
 PROBE, PROBE_TOKENS = "What is 12 + 7? Say it: 19.", 16
 ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, two models by more than this
@@ -52,10 +52,10 @@ class Vllm:
         lora_scale: float = 1.0,
         log: Path | None = None,
     ):
-        """`settings` has the longest request, and as its lanes how many are in flight; a server
-        that is started here decodes as many.
+        """`settings` has the longest request, and as its lanes the number of requests in flight, all of
+        which a server that is started here decodes at the same time.
 
-        `log` is where a server that is started here writes; None: among the temporary files, where it stays.
+        `log` is the log file of a server that is started here; None: a temporary file, which is not removed.
         """
         self.settings, self.config, self._policies = settings, config, tuple(specs)
         self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
@@ -74,14 +74,14 @@ class Vllm:
                 self._check_logprobs(f"'{base}'", bases[base], tokenizer)
             self._weights.write(trees)
             self._weights.load(self._server)
-            if full:  # its weights may be another run's
+            if full:  # the server may have another run's weights
                 self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End a server that was started here, and wait for it."""
+        """End a server that was started here, and wait until it has ended."""
         self._workers.close()
         if self._started is not None:
             self._started.end()
@@ -100,7 +100,7 @@ class Vllm:
         self.check(request)
         ticket = next(self._tickets)
         adapter = None if self._weights.full else self._weights.names.get(request.policy or "")
-        self._asked[ticket] = request, adapter or self._base, self._weights.salt
+        self._sent[ticket] = request, adapter or self._base, self._weights.salt
         self._send(ticket)
         return ticket
 
@@ -140,7 +140,7 @@ class Vllm:
         self._begin()
 
     def update(self, trees: Mapping[str, Tree]) -> None:
-        """Answer with these weights from the next request on; a frozen policy is the base that the server has."""
+        """Answer with these weights from the next request on; frozen policies are the server's base."""
         before = self._weights.write(trees)
         self._restarts = 0
         try:
@@ -155,16 +155,16 @@ class Vllm:
     def _begin(self) -> None:
         self._workers = Workers("vllm", self.settings.lanes)
         self._jobs: dict[int, Future[Completion]] = {}
-        self._asked: dict[int, tuple[Request, str, str | None]] = {}
+        self._sent: dict[int, tuple[Request, str, str | None]] = {}
         self._tickets = itertools.count()
 
     def _forget(self, answers: Sequence[tuple[int, Completion]]) -> None:
         for ticket, _ in answers:
-            del self._jobs[ticket], self._asked[ticket]
+            del self._jobs[ticket], self._sent[ticket]
 
     def _send(self, ticket: int) -> None:
         call, limit = self._server.complete, self._chosen.timeout
-        self._jobs[ticket] = self._workers.submit(call, *self._asked[ticket], limit_s=limit)
+        self._jobs[ticket] = self._workers.submit(call, *self._sent[ticket], limit_s=limit)
 
     def _result(self, job: "Future[Completion]") -> Completion:
         try:
@@ -175,7 +175,7 @@ class Vllm:
     # -- the server -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Have a server to ask: the one at the address, or a new one where the run starts it."""
+        """Connect to the server at the address, or to a new one if the run starts it."""
         self._begin()
         if self._started is not None:
             url, way_out = self._started.start(), f"see its log, '{self._started.log}'"
@@ -185,36 +185,36 @@ class Vllm:
         self._server = Server(url, self._chosen.timeout, way_out, self.config.vocab_size)
 
     def _start_again(self, error: EngineGone) -> None:
-        """Replace the server that the run started: the same weights, and the unanswered requests again."""
+        """Replace the server that the run started; load the same weights and send the unanswered requests again."""
         if self._started is None or self._restarts == RESTARTS:
             raise error
         self._restarts += 1
         logging.warning("%s; it is started again", error)
-        asked, tickets = self._asked, self._tickets
+        sent, tickets = self._sent, self._tickets
         self._workers.close()
         self._connect()
         self._weights.load(self._server)
-        self._asked, self._tickets = asked, tickets
-        for ticket in asked:
+        self._sent, self._tickets = sent, tickets
+        for ticket in sent:
             self._send(ticket)
 
     # -- checks before anything is played ----------------------------------------------------------
 
     def _check_model(self) -> str:
-        """The name of the base; the longest request has to fit it."""
+        """The server's name of the base; raises if the longest request does not fit."""
         answer = self._server.ask("/v1/models")
         cards = answer.get("data") if isinstance(answer, dict) else None
         cards = cards if isinstance(cards, list) else ()
-        whole = [card for card in cards if isinstance(card, dict) and not card.get("parent")]
-        if not whole or not isinstance(whole[0].get("id"), str):
+        bases = [card for card in cards if isinstance(card, dict) and not card.get("parent")]
+        if not bases or not isinstance(bases[0].get("id"), str):
             raise self._server.gone("serves no model")
-        longest = whole[0].get("max_model_len")
+        longest = bases[0].get("max_model_len")
         if isinstance(longest, int) and longest < self.settings.context:
             raise self._server.gone(
                 f"takes {longest} tokens and a call may have engine.max_prompt + max_new_tokens = "
                 f"{self.settings.context}"
             )
-        return str(whole[0]["id"])
+        return str(bases[0]["id"])
 
     def _check_tokens(self, tokenizer: Any) -> None:
         text = {"model": self._base, "prompt": PROBE, "add_special_tokens": False}
@@ -224,20 +224,20 @@ class Vllm:
             raise self._server.gone("has another tokenizer than policies.base")
 
     def _check_logprobs(self, whose: str, params: Tree, tokenizer: Any) -> None:
-        """That log-probs are of the distribution sampled from, and of these weights."""
+        """Raise unless log-probs are those of the distribution sampled from, and of these weights."""
         prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
-        drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        ask = lambda request: self._server.complete(request, self._base, self._weights.salt)
-        certain = ask(dataclasses.replace(drawn, top_k=1))
-        if min(certain.logprobs) < -ROUNDING:  # log-prob of the one token that top-k leaves
+        probe = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
+        complete = lambda request: self._server.complete(request, self._base, self._weights.salt)
+        greedy = complete(dataclasses.replace(probe, top_k=1))
+        if min(greedy.logprobs) < -ROUNDING:  # log-prob of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
-        answer = ask(drawn)
-        tokens = np.array([*prompt, *answer.tokens])
+        completion = complete(probe)
+        tokens = np.array([*prompt, *completion.tokens])
         logits = jax.jit(functools.partial(forward, config=self.config))(params, tokens=tokens[None])
         logp = np.asarray(jax.nn.log_softmax(logits[0]))[len(prompt) - 1 : -1]
-        ours = logp[np.arange(len(answer.tokens)), answer.tokens]
-        gap = float(np.abs(ours - answer.logprobs).mean())
+        ours = logp[np.arange(len(completion.tokens)), completion.tokens]
+        gap = float(np.abs(ours - completion.logprobs).mean())
         if not gap <= ALIKE:
             raise self._server.gone(
                 f"answers with other weights than those of {whose}: its log-probs are {gap:.2f} nats a token off"

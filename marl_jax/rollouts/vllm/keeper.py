@@ -1,6 +1,6 @@
 """Runs a command as long as the caller lives: `python keeper.py COMMAND...`, with a pipe of the caller as its input.
 
-The pipe closes when the caller ends, by SIGKILL as well. Then the command and its children are ended. Nothing but the
+The pipe closes when the caller ends, even by SIGKILL. Then the command and its children are ended. Nothing but the
 standard library is imported.
 """
 
@@ -15,14 +15,14 @@ LOOK_S, GRACE_S = 0.2, 10.0
 
 
 def main(command: list[str]) -> int:
-    """The exit code of the command."""
+    """Run the command; returns its exit code."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     while child.poll() is None and not select.select([sys.stdin], [], [], LOOK_S)[0]:
         pass
     _signal(child.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE_S)
-    _signal(child.pid, signal.SIGKILL)  # and its children, if it left some
+    _signal(child.pid, signal.SIGKILL)  # also ends children that it left
     code = child.wait()
     return code if code >= 0 else 128 - code
 

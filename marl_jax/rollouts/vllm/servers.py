@@ -14,7 +14,7 @@ from marl_jax.sampling.shapes import EngineSettings
 
 
 class Servers:
-    """The engines of all policies. `options` are of `Vllm`; models, settings and tokenizers are by base."""
+    """The engines of all policies. `options` are passed to `Vllm`; models, settings and tokenizers are by base."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Servers:
             for group, url in zip(groups, urls_of(server) or [""] * len(groups), strict=True):
                 base = specs[group[0]].base
                 path = log and log.with_stem(f"{log.stem}-{plain(group[0])}") if len(groups) > 1 else log
-                one = Vllm(
+                engine = Vllm(
                     {name: specs[name] for name in group},
                     config=models[base],
                     settings=settings[base],
@@ -43,7 +43,7 @@ class Servers:
                     log=path,
                     **options,
                 )
-                self.engines |= dict.fromkeys(group, one)
+                self.engines |= dict.fromkeys(group, engine)
         except BaseException:
             self.close()
             raise
@@ -55,11 +55,11 @@ class Servers:
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Send each server the weights of its policies."""
-        for one in dict.fromkeys(self.engines.values()):
-            one.update(trees)
+        for engine in dict.fromkeys(self.engines.values()):
+            engine.update(trees)
         self.versions |= versions
 
     def close(self) -> None:
         """End the servers that were started here."""
-        for one in dict.fromkeys(self.engines.values()):
-            one.close()
+        for engine in dict.fromkeys(self.engines.values()):
+            engine.close()

@@ -1,4 +1,4 @@
-"""The command of a vLLM server, and a server that the run starts by it.
+"""The command of a vLLM server, and a server that the run starts with it.
 
     run ──pipe──► keeper ──► server       the pipe closes when the run ends, in any way, and the keeper ends the server
 
@@ -23,9 +23,9 @@ from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
 LOOK_S, HEALTH_S = 0.2, 5.0
-_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
+_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # enables the routes that load adapters
 _WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
-# Which would have it import packages of this environment, or ask for a key that a run does not send.
+# Not passed on: the server would import packages of this environment, or ask for a key that runs do not send.
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY")
 _HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')  # logits in float32, as here
 
@@ -34,28 +34,28 @@ _HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')  # logits in float32, as
 class Needed:
     """The demands of a run on its server."""
 
-    base: str  # its directory
+    base: str  # directory of the base
     dtype: str
     longest: int  # tokens of a prompt and its answer
     adapters: int
     rank: int
-    full: bool = False  # all its weights are sent
+    full: bool = False  # all weights are sent, not adapters
     lanes: int = IN_FLIGHT  # requests at a time
 
     @property
     def environment(self) -> dict[str, str]:
-        """What opens the routes by which it is sent weights."""
+        """The variables that enable the routes for sending weights."""
         return _WEIGHTS if self.full else _ADAPTERS
 
     def command(self, chosen: VllmConfig, address: str) -> list[str]:
         """The server's command line; `shown` adds the environment that it needs."""
-        at = urlsplit(address)
-        room = next((room for room in RANKS if room >= self.rank), self.rank)
-        lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {room}".split()
+        parts = urlsplit(address)
+        max_rank = next((max_rank for max_rank in RANKS if max_rank >= self.rank), self.rank)
+        lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {max_rank}".split()
         return [
             *(os.path.expanduser(chosen.python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(located(self.base))),
-            *("--host", at.hostname or LOCAL, "--port", str(at.port or 80), "--dtype", self.dtype),
+            *("--host", parts.hostname or LOCAL, "--port", str(parts.port or 80), "--dtype", self.dtype),
             *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
             *("--max-num-seqs", str(self.lanes), *(_HEAD if self.dtype == "bfloat16" else ())),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
@@ -70,14 +70,14 @@ class Needed:
 
 
 class Started:
-    """The server of a run, which ends with the run. It may be started again where it has died."""
+    """The server of a run, which ends with the run. It may be started again if it has died."""
 
     def __init__(self, chosen: VllmConfig, needed: Needed, log: Path):
         self.log, self._chosen, self._needed = log, chosen, needed
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
-        """The address of a new server, once it is ready."""
+        """Start a new server; returns its address once it is ready."""
         self.end()
         if shutil.which(os.path.expanduser(self._chosen.python)) is None:
             raise EngineGone(
@@ -104,7 +104,7 @@ class Started:
         return address
 
     def end(self) -> None:
-        """End the server, and wait until it has."""
+        """End the server, and wait until it has ended."""
         if self._keeper is not None:
             self._keeper.stdin.close()  # type: ignore[union-attr]
             self._keeper.wait()
@@ -113,17 +113,17 @@ class Started:
     def _port(self) -> int:
         """The chosen port, or one that is free."""
         port = urlsplit(self._chosen.url).port or 0
-        with socket.socket() as one:
-            # The port may have been a dead server's until now.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket() as probe:
+            # A server that has just died may have used the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                one.bind((LOCAL, port))
+                probe.bind((LOCAL, port))
             except OSError as error:
                 raise EngineGone(
                     f"engine.vllm.url is {self._chosen.url}, and its port cannot be had ({error.strerror}): end what "
                     "has it, or leave the url out for a free one"
                 ) from None
-            return int(one.getsockname()[1])
+            return int(probe.getsockname()[1])
 
     def _wait(self, address: str, began: int) -> None:
         assert self._keeper is not None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from marl_jax.fields import Positive
 
 LOCAL = "127.0.0.1"
-IN_FLIGHT = 256  # requests that a server is sent at a time, by default
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
+IN_FLIGHT = 256  # default number of requests in flight
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; an adapter uses the next one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class VllmConfig:
     # Its address, such as http://127.0.0.1:8000; of several, separated by commas. With `start` it may be left out.
     url: str = ""
     start: bool = False  # the run starts the server, on this host, and ends it
-    python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM; like the next two, of `start`
+    python: str = ".venv-vllm/bin/python"  # of the environment with vLLM; like the next two, for `start`
     flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
     # Added to its environment, such as CUDA_VISIBLE_DEVICES.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

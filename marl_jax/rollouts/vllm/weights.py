@@ -1,9 +1,9 @@
-"""Weights sent to a server: an adapter of each policy, or all weights of one policy, named anew at each update.
+"""Weights sent to a server: an adapter of each policy, or all weights of one policy, under a new name at each update.
 
     trees ──► FOLDER/NAME, PEFT         ──► /v1/load_lora_adapter ──► requests name NAME
           ──► FOLDER/NAME, safetensors  ──► /collective_rpc       ──► NAME is the salt of cached prompts
 
-A name is read only when its folder is whole, and vLLM keys cached prompts by it, so none is answered from old weights;
+A name is sent only when its folder is complete, and vLLM keys cached prompts by it, so old weights answer no prompt;
 a `load_inplace` of adapters, which vLLM would repeat at every step, is not needed. Full weights replace those of the
 server, which gets their name first: a restarted server, or one with other weights, has another name.
 """
@@ -31,7 +31,7 @@ STARTED = "default"  # what vLLM calls the weights that it was started with
 
 
 def plain(policy: str) -> str:
-    """The name of a policy as part of a file's."""
+    """A policy's name as it appears in file names."""
     return re.sub(r"[^0-9A-Za-z]", "_", policy)
 
 
@@ -41,16 +41,16 @@ class Weights:
     def __init__(
         self, specs: Mapping[str, PolicySpec], config: ModelConfig, scale: float, within: str | None
     ):
-        self._specs, self._config, self._scale, self._held = specs, config, scale, _folder(within)
+        self._specs, self._config, self._scale, self._temporary = specs, config, scale, _folder(within)
         self.lora = [name for name, spec in specs.items() if spec.lora]
         self.full = next((name for name, spec in specs.items() if not spec.lora and not spec.frozen), None)
-        self.names: dict[str, str] = {}  # of the policies that are trained
+        self.names: dict[str, str] = {}  # {policy: name of its weights}, trained policies only
         self._numbers = itertools.count()
 
     @property
     def folder(self) -> Path:
-        """It goes with this object. Its name is unlike that of any other run on this server."""
-        return Path(self._held.name).absolute()
+        """The folder, removed with this object. Its name differs from that of any other run on this server."""
+        return Path(self._temporary.name).absolute()
 
     @property
     def salt(self) -> str | None:
@@ -58,11 +58,11 @@ class Weights:
         return self.names.get(self.full) if self.full else None
 
     def served(self, tree: Tree) -> Tree:
-        """Full weights in the numbers that engines compute with, whatever they are trained in."""
+        """Full weights in the dtype that engines compute in, whatever they are trained in."""
         return jax.tree.map(lambda leaf: leaf.astype(self._config.dtype), tree)
 
     def write(self, trees: Mapping[str, Tree]) -> dict[str, str]:
-        """Give the weights new names; returns those before, which the caller lets go with `drop`."""
+        """Write the weights under new names; returns the old names, whose files the caller removes with `drop`."""
         before = dict(self.names)
         for policy in [self.full] if self.full else self.lora:
             name = f"{self.folder.name}-{plain(policy)}-{next(self._numbers)}"
@@ -82,7 +82,7 @@ class Weights:
         return before
 
     def load(self, server: Server) -> None:
-        """Have the server answer with them."""
+        """Have the server answer with the weights last written."""
         for name in self.names.values():
             path = str(self.folder / name)
             way_out = f"it has to read '{path}' (engine.vllm.folder); {server.way_out}"
@@ -91,12 +91,12 @@ class Weights:
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
                 server.ask("/collective_rpc", reload, way_out)
             else:
-                # No name comes twice: it is there if this was sent again, as the connection was lost before the answer.
-                there = 400, "already been loaded"
-                server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out, there)
+                # No name is used twice: it is loaded already if the answer to an earlier request was lost.
+                loaded = 400, "already been loaded"
+                server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out, loaded)
 
     def unload(self, server: Server, names: Mapping[str, str]) -> None:
-        """Have the server forget adapters; a restarted server has already."""
+        """Have the server unload adapters; a restarted server has none of them."""
         for policy in self.lora:
             server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]}, done=(404, ""))
 
@@ -114,7 +114,7 @@ class Weights:
 
 
 def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
-    """The same model with a separate head: a vLLM on a processor that reloads tied weights keeps the old head."""
+    """The same model with a separate head: vLLM on a CPU keeps the old head when it reloads tied weights."""
     if not config.tie_word_embeddings:
         return config, params
     head = np.asarray(params["embed"]).T
@@ -123,11 +123,11 @@ def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
 
 def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
     try:
-        at = within and os.path.expanduser(within)
-        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=at, ignore_cleanup_errors=True)
-        Path(held.name).chmod(0o755)  # the server may be another user
+        parent = within and os.path.expanduser(within)
+        temporary = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=parent, ignore_cleanup_errors=True)
+        Path(temporary.name).chmod(0o755)  # the server may be another user
     except OSError as error:
         raise EngineGone(
             f"engine.vllm.folder is {within!r}, which cannot be written to ({error}): create it, or name another"
         ) from None
-    return held
+    return temporary

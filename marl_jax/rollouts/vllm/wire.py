@@ -19,7 +19,7 @@ ROUNDING = 1e-3  # far more than that of float32, in which vLLM computes log-pro
 
 
 class Server:
-    """The wire: JSON over one connection per thread, which is opened again where the server closed it."""
+    """The wire: JSON over one connection per thread, which is opened again if the server closed it."""
 
     def __init__(self, url: str, timeout: float, way_out: str = "see its log", vocabulary: float = math.inf):
         """`way_out` is the advice at the end of most errors; `vocabulary` is its number of ids.
@@ -40,7 +40,7 @@ class Server:
         return EngineGone(f"the vLLM server at {self.url} {what}: {way_out or self.way_out}")
 
     def hangs(self) -> EngineGone:
-        """For an answer that does not come."""
+        """The error for an answer that does not come."""
         return self.gone(
             f"has not answered within {self._timeout:g} s",
             "see its log, and start it again, or raise engine.vllm.timeout",
@@ -49,17 +49,17 @@ class Server:
     def ask(self, path: str, body: Any = None, way_out: str = "", done: tuple[int, str] | None = None) -> Any:
         """The server's answer: JSON, or its text where it is not JSON.
 
-        `done` is the status of a refusal, and a part of its text, for requests that the server had already carried out.
+        `done` is the status and a part of the text of a refusal which shows that the request was carried out before.
         """
         try:
             status, text = self._exchange(path, body)
         except TimeoutError:
             raise self.hangs() from None
-        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: a name such as a..b
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # Unicode: a host such as a..b
             raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
         try:
             answer: Any = json.loads(text)
-        except (ValueError, RecursionError):  # no JSON, or nested without end
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
             answer = text
         if status != 200 and not (done and status == done[0] and done[1] in text):
             reason = answer.get("error", answer) if isinstance(answer, dict) else answer
@@ -69,7 +69,7 @@ class Server:
         return answer
 
     def complete(self, request: Request, name: str, salt: str | None = None) -> Completion:
-        """A request as `name` answers it; cached prompts are those of the same salt alone."""
+        """The answer of the model `name` to a request; only prompts cached with the same salt are reused."""
         first, second = noise_key(request.key).tolist()
         body = {
             "model": name,
@@ -81,7 +81,7 @@ class Server:
             "top_k": request.top_k or -1,
             "seed": first << 31 | second >> 1,  # 63 bits
             "stop_token_ids": list(request.stop_tokens),
-            "ignore_eos": True,  # these alone end it
+            "ignore_eos": True,  # only stop_token_ids end it
             "logprobs": 1,
             "return_token_ids": True,
             # Where the model's directory has sampling defaults, they must not apply.
@@ -95,7 +95,7 @@ class Server:
         return self._read(self.ask("/v1/completions", body, again), request, name)
 
     def _read(self, answer: Any, request: Request, name: str) -> Completion:
-        """The completion of an answer that lacks nothing."""
+        """The completion in an answer; raises if anything is missing or wrong."""
         if not isinstance(answer, dict) or answer.get("model") != name:
             served = answer.get("model") if isinstance(answer, dict) else answer
             raise self.gone(f"answered as {served!r:.80} where '{name}' was asked")
@@ -126,14 +126,14 @@ class Server:
         logprobs: Any = scored.get("token_logprobs") if isinstance(scored, dict) else None
         if not (_all(logprobs, int | float) and len(logprobs) == len(tokens)):
             raise self.gone("answered without a log-prob for every token")
-        if wrong := [one for one in logprobs if not NEVER < one <= ROUNDING]:
+        if wrong := [logp for logp in logprobs if not NEVER < logp <= ROUNDING]:
             raise self.gone(f"answered with {wrong[0]!r:.40} as the log-prob of a token")
-        return Completion(tokens, [float(one) for one in logprobs], "stop" if ended else "length")
+        return Completion(tokens, [float(logp) for logp in logprobs], "stop" if ended else "length")
 
     def _exchange(self, path: str, body: Any) -> tuple[int, str]:
         payload = None if body is None else json.dumps(body)
         connection = getattr(self._own, "connection", None)
-        if connection is not None:  # perhaps closed meanwhile; a request with its seed may be sent twice
+        if connection is not None:  # the server may have closed it; requests have seeds and may be sent twice
             try:
                 return self._send(connection, path, payload)
             except TimeoutError:
