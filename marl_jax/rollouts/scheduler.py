@@ -21,7 +21,7 @@ from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.replay import Batch, branches, tree
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
-from marl_jax.rollouts.tools import Errands, ToolLog
+from marl_jax.rollouts.tools import ToolJobs, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -73,7 +73,7 @@ def rollout(
       seed: seed of the run. All noise follows from it, the step, the task, the sample, the path and the call.
       step: step of the run.
       settings: how every role samples, or {role: settings} (see `policies.role_settings`).
-      limits: what ends an episode early; its `context` is the engine's own (the shortest of them) unless given.
+      limits: what ends an episode early; `context` defaults to the engine's (the shortest, if there are several).
       versions: {policy: update count}, for the record.
       mode: "fixed" lets tool results re-enter `tool_delay` dispatches after their call; "free" as soon as
         they arrive, which never waits, but lets timing decide which requests share a batch.
@@ -119,7 +119,7 @@ def rollout(
 
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made as they begin
-    tools = Errands(Workers("tool", tool_threads), tool_log, tool_delay, mode == "free")
+    tools = ToolJobs(Workers("tool", tool_threads), tool_log, tool_delay, mode == "free")
     schedule = _Schedule(voices, tools, parse, Progress(len(tasks) * samples), finished)
     try:
         for _ in schedule.run(fresh, ahead):
@@ -147,7 +147,7 @@ class _Schedule:
     def __init__(
         self,
         voices: Voices,
-        tools: Errands,
+        tools: ToolJobs,
         parse: Parser,
         progress: Progress,
         finished: Callable[[Episode], None] | None,
@@ -183,7 +183,7 @@ class _Schedule:
             if self._pending():
                 ready = self._dispatch()
                 yield
-            elif self.tools.errands:
+            elif self.tools.jobs:
                 self._now = max(self._now, self.tools.next_due())
             elif self.live:
                 raise RuntimeError(f"the engine lost the requests of {len(self.live)} episodes")
@@ -285,9 +285,9 @@ class _Schedule:
     def _take_tools(self) -> list[Seat]:
         """Fill in the tool results that are due; returns the paths that now have all results."""
         due = self.tools.due_results(self._now)
-        for errand in due:
-            self.live[errand.seat].put(errand.position, errand.record)
+        for job in due:
+            self.live[job.seat].put(job.position, job.record)
             self.progress.tools += 1
-            self.progress.tools_failed += errand.record.error is not None
-        seats = dict.fromkeys(errand.seat for errand in due)
+            self.progress.tools_failed += job.record.error is not None
+        seats = dict.fromkeys(job.seat for job in due)
         return [seat for seat in seats if not self.live[seat].waiting]

@@ -1,4 +1,4 @@
-"""Tools run on threads beside the hot path; a tool's result, error or time-out becomes its record."""
+"""Tools run on threads next to the hot path; a tool's result, error or time-out becomes its record."""
 
 import dataclasses
 import json
@@ -77,60 +77,60 @@ class ToolLog:
 
 
 @dataclasses.dataclass(frozen=True)
-class Errand:
+class ToolJob:
     """A tool that a path of an episode waits for."""
 
     due: int  # the dispatch before which its result re-enters
     seat: Any  # the episode and path that called the tool
     position: int  # in that path's batch
     key: tuple[int, ...]  # key of its record
-    job: Future[ToolRecord]  # the result, once there is one
+    future: Future[ToolRecord]  # the result, once there is one
     late: ToolRecord  # the record if the tool takes too long
 
     @property
     def record(self) -> ToolRecord:
-        """The tool's result or error; its job must be done."""
-        return self.late if self.job.exception() else self.job.result()
+        """The tool's result or error, once it has ended."""
+        return self.late if self.future.exception() else self.future.result()
 
 
-class Errands:
+class ToolJobs:
     """The tools under way, in the order of their calls."""
 
     def __init__(self, pool: Workers, log: ToolLog | None, delay: int, free: bool):
         self.pool, self.log, self.delay, self.free = pool, log, delay, free
-        self.errands: list[Errand] = []
+        self.jobs: list[ToolJob] = []
 
     def send(self, tool: Tool, now: int, seat: Any, position: int, key: tuple[int, ...], after: int) -> None:
         """Start a tool, or take its recorded result."""
         known = self.log.get(key) if self.log else None
-        job: Future[ToolRecord] = Future()
+        future: Future[ToolRecord] = Future()
         if known:
-            job.set_result(known)
+            future.set_result(known)
         else:
-            job = self.pool.submit(run_tool, tool, after, limit_s=tool.timeout_s)
+            future = self.pool.submit(run_tool, tool, after, limit_s=tool.timeout_s)
         late = ToolRecord(tool.name, None, TIMEOUT, after)
-        self.errands.append(Errand(now + self.delay, seat, position, key, job, late))
+        self.jobs.append(ToolJob(now + self.delay, seat, position, key, future, late))
 
-    def due_results(self, now: int) -> list[Errand]:
-        """Remove and return the errands whose results enter now."""
+    def due_results(self, now: int) -> list[ToolJob]:
+        """Remove and return the jobs whose results enter now."""
         if self.free:
             self.pool.give_up()
         else:
-            for errand in self.errands:
-                if errand.due <= now:
-                    self.pool.wait([errand.job])
-        due: list[Errand] = []
-        stay: list[Errand] = []
-        for errand in self.errands:  # each is checked once: a free tool may end at any moment
-            (due if (errand.job.done() if self.free else errand.due <= now) else stay).append(errand)
-        self.errands = stay
+            for job in self.jobs:
+                if job.due <= now:
+                    self.pool.wait([job.future])
+        due: list[ToolJob] = []
+        stay: list[ToolJob] = []
+        for job in self.jobs:  # each is checked once: a free tool may end at any moment
+            (due if (job.future.done() if self.free else job.due <= now) else stay).append(job)
+        self.jobs = stay
         if self.log:
-            for errand in due:
-                self.log.put(errand.key, errand.record)
+            for job in due:
+                self.log.put(job.key, job.record)
         return due
 
     def next_due(self) -> int:
         """If nothing can be decoded: the dispatch before which the next result enters. Waits for free tools."""
         if self.free:
-            self.pool.wait([errand.job for errand in self.errands])
-        return self.errands[0].due
+            self.pool.wait([job.future for job in self.jobs])
+        return self.jobs[0].due

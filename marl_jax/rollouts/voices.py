@@ -63,7 +63,7 @@ class Engines(Protocol):
 
     @property
     def engines(self) -> Mapping[str, Engine]:
-        """By policy; several may share one."""
+        """The engine of each policy; several policies may share one."""
 
     @property
     def settings(self) -> Mapping[str, EngineSettings]:

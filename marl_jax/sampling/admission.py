@@ -86,7 +86,7 @@ class Admission:
 
     Requests wait in one queue per cache length. With one cache, which grows with its longest lane, a queue is served
     until it is empty, and a request waits for the length that it may need in the end. With rungs, a request waits for
-    the rung that it needs now; among the queues that have a lane, the request that arrived first enters.
+    the rung that it needs now; of all requests that fit into a free lane, the first to arrive enters.
     """
 
     def __init__(self, settings: EngineSettings):

@@ -71,7 +71,7 @@ class Bank:
     def fit(self, best: int) -> None:
         """Compact or widen the bank to `best` lanes."""
         widths = self._settings.widths
-        for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one rung at a time
+        for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one width at a time
             self._take(np.arange(width) % self.cache.rows, self.cache.rows)
         for width in (w for w in widths if best <= w < self.cache.rows):
             occupied_first = np.argsort(self.table.tickets == FREE, kind="stable")
@@ -132,7 +132,7 @@ class Bank:
         if self._worker is not None:  # an interrupted `begin` may not have stored its job
             self._worker.submit(lambda: None).result()
         if self.under_way is not None and self.under_way.done() and self.under_way.exception() is None:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it uses the cache until it ends
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the dispatch uses the cache until it ends
                 jax.block_until_ready(self.under_way.result())
         self.under_way = self.fed = None
 

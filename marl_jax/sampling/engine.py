@@ -128,7 +128,7 @@ class Engine:
             jax.block_until_ready(bank.fed)
         with self.watch("decode"):
             out = bank.wait()
-        self._banks.rotate(-1 - self._banks.index(bank))  # its turn is last
+        self._banks.rotate(-1 - self._banks.index(bank))  # its next turn is last
         self._check_finite(bank, out)
         self.stats.dispatches += 1
         self.stats.sampled_tokens += bank.table.record(out)
@@ -367,7 +367,7 @@ class Engine:
 
         if len(tokens) < least or not ends(len(tokens)):
             return None
-        # A text that contains a stop string still does as it grows.
+        # Bisection is valid: a text that contains a stop string still does as it grows.
         return bisect.bisect_left(range(len(tokens)), True, lo=least, key=ends)
 
 

@@ -57,7 +57,7 @@ class Lanes:
     temperature: Array  # [W] float32, 0 is greedy
     top_k: Array  # [W] int32, 0 is off
     top_p: Array  # [W] float32, 1 is off
-    stops: Array  # [W,S] int32 stop tokens, -1 where there is none
+    stops: Array  # [W,S] int32 stop tokens, padded with -1
     noise: Array  # [W,2] uint32 the key of the request's noise
     adapter: Array  # [W] int32, -1 is the base
 
@@ -98,7 +98,7 @@ def decode(
 ) -> tuple[tuple[Cache, ...], Sampled]:
     """Sample up to `steps` tokens in every active lane. Lanes that end earlier idle until the dispatch ends.
 
-    The lanes are the rows of the caches, one cache behind the other; lanes behind the last are idle.
+    The lanes are the rows of the caches, one cache after the other; lanes after the last row are idle.
     """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, lanes.adapter, scale, config)
@@ -179,7 +179,7 @@ def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tupl
 
 
 def grow(cache: Cache, length: int) -> Cache:
-    """The cache with room for `length` tokens; the old one is deleted array by array, so that one exists twice."""
+    """The cache with room for `length` tokens; the old one is deleted array by array, so only one exists twice."""
     keys = tuple(_in_place_of(k, _pad(k, length, axis=3)) for k in cache.keys)
     return Cache(keys, tuple(_in_place_of(v, _pad(v, length, axis=2)) for v in cache.values))
 

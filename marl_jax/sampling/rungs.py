@@ -126,22 +126,22 @@ def best_lengths(
         # Positions written by the token's dispatch.
         columns = prompt - 1 + np.minimum(token - token % steps + steps, new)
         steps_at += np.bincount(-(-columns // multiple), minlength=len(steps_at))
-    until = np.cumsum(steps_at)
+    sums = np.cumsum(steps_at)
     # least[j]: the least cost of steps of up to ends[j - 1], with lengths of which ends[j - 1] is the last.
-    costs = np.where(np.tri(len(until), k=-1).T, (until[None] - until[:, None]) * np.r_[0, ends], np.inf)
-    least, previous = np.where(np.arange(len(until)) > 0, np.inf, 0.0), []
+    costs = np.where(np.tri(len(sums), k=-1).T, (sums[None] - sums[:, None]) * np.r_[0, ends], np.inf)
+    least, previous = np.where(np.arange(len(sums)) > 0, np.inf, 0.0), []
     best: tuple[float, int] = (np.inf, 0)
     for count in range(most):
-        through = least[:, None] + costs
-        previous.append(through.argmin(axis=0))
-        least = through.min(axis=0)
+        total = least[:, None] + costs
+        previous.append(total.argmin(axis=0))
+        least = total.min(axis=0)
         best = min(best, (least[-1], count))
-    chosen, end = [], len(until) - 1
+    chosen, end = [], len(sums) - 1
     for table in previous[: best[1] + 1][::-1]:
         chosen.append(end)
         end = int(table[end])
     chosen = chosen[::-1]
-    return tuple(ends[np.array(chosen) - 1].tolist()), np.diff(until[[0, *chosen]]) / max(1.0, until[-1])
+    return tuple(ends[np.array(chosen) - 1].tolist()), np.diff(sums[[0, *chosen]]) / max(1.0, sums[-1])
 
 
 def apportion(lanes: int, shares: np.ndarray) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ _MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 def stable_shapes(
     params: Any, adapters: Any, config: ModelConfig, settings: EngineSettings, mesh: Mesh | None, scale: float
 ) -> EngineSettings:
-    """The settings without the widths and lengths whose bits are not those of the largest.
+    """The settings without the widths and lengths whose bits differ from those of the largest.
 
     With rungs there is one width, and each length is needed: a request's tokens are then the same but for near-ties.
     Compiles the decode programs that the engine will use, and no other.
@@ -49,7 +49,7 @@ def stable_shapes(
         @functools.cache
         def outcome(shape: Shape, filled: int) -> np.ndarray:
             digest = _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
-            _give_back()
+            _trim_memory()
             return digest
 
         full, context = settings.widths[0], settings.context
@@ -64,7 +64,7 @@ def stable_shapes(
     return _MEASURED[key]
 
 
-def _give_back() -> None:
+def _trim_memory() -> None:
     """Return freed memory to the system: glibc keeps what compilers and caches freed, over half of a process."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

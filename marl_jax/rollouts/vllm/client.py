@@ -58,7 +58,7 @@ class Vllm:
         `log` is the log file of a server that is started here; None: a temporary file, which is not removed.
         """
         self.settings, self.config, self._policies = settings, config, tuple(specs)
-        self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
+        self._server_config, self._weights = server, Weights(specs, config, lora_scale, server.folder)
         base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
         rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
         needs = (len(lora), rank, full is not None, settings.lanes)
@@ -163,7 +163,7 @@ class Vllm:
             del self._jobs[ticket], self._sent[ticket]
 
     def _send(self, ticket: int) -> None:
-        call, limit = self._server.complete, self._chosen.timeout
+        call, limit = self._server.complete, self._server_config.timeout
         self._jobs[ticket] = self._workers.submit(call, *self._sent[ticket], limit_s=limit)
 
     def _result(self, job: "Future[Completion]") -> Completion:
@@ -180,9 +180,9 @@ class Vllm:
         if self._started is not None:
             url, way_out = self._started.start(), f"see its log, '{self._started.log}'"
         else:
-            url = self._chosen.url
-            way_out = f"see its log, and start it as '{self._needed.shown(self._chosen, url)}'"
-        self._server = Server(url, self._chosen.timeout, way_out, self.config.vocab_size)
+            url = self._server_config.url
+            way_out = f"see its log, and start it as '{self._needed.shown(self._server_config, url)}'"
+        self._server = Server(url, self._server_config.timeout, way_out, self.config.vocab_size)
 
     def _start_again(self, error: EngineGone) -> None:
         """Replace the server that the run started; load the same weights and send the unanswered requests again."""

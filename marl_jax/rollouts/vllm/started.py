@@ -47,41 +47,41 @@ class Needed:
         """The variables that enable the routes for sending weights."""
         return _WEIGHTS if self.full else _ADAPTERS
 
-    def command(self, chosen: VllmConfig, address: str) -> list[str]:
+    def command(self, config: VllmConfig, address: str) -> list[str]:
         """The server's command line; `shown` adds the environment that it needs."""
         parts = urlsplit(address)
         max_rank = next((max_rank for max_rank in RANKS if max_rank >= self.rank), self.rank)
         lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {max_rank}".split()
         return [
-            *(os.path.expanduser(chosen.python), "-m", "vllm.entrypoints.openai.api_server"),
+            *(os.path.expanduser(config.python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(located(self.base))),
             *("--host", parts.hostname or LOCAL, "--port", str(parts.port or 80), "--dtype", self.dtype),
             *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
             *("--max-num-seqs", str(self.lanes), *(_HEAD if self.dtype == "bfloat16" else ())),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-            *shlex.split(chosen.flags),
+            *shlex.split(config.flags),
         ]
 
-    def shown(self, chosen: VllmConfig, address: str) -> str:
+    def shown(self, config: VllmConfig, address: str) -> str:
         """The command as typed in a shell, with its environment."""
-        named = {**self.environment, **chosen.environment}
+        named = {**self.environment, **config.environment}
         words = [f"{name}={shlex.quote(value)}" for name, value in named.items()]
-        return " ".join([*words, shlex.join(self.command(chosen, address))])
+        return " ".join([*words, shlex.join(self.command(config, address))])
 
 
 class Started:
     """The server of a run, which ends with the run. It may be started again if it has died."""
 
-    def __init__(self, chosen: VllmConfig, needed: Needed, log: Path):
-        self.log, self._chosen, self._needed = log, chosen, needed
+    def __init__(self, config: VllmConfig, needed: Needed, log: Path):
+        self.log, self._config, self._needed = log, config, needed
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
         """Start a new server; returns its address once it is ready."""
         self.end()
-        if shutil.which(os.path.expanduser(self._chosen.python)) is None:
+        if shutil.which(os.path.expanduser(self._config.python)) is None:
             raise EngineGone(
-                f"engine.vllm.python is '{self._chosen.python}', which is no program: name the Python of an "
+                f"engine.vllm.python is '{self._config.python}', which is no program: name the Python of an "
                 "environment that has vLLM, as make vllm makes .venv-vllm"
             )
         address = f"http://{LOCAL}:{self._port()}"
@@ -89,12 +89,12 @@ class Started:
         with self.log.open("ab") as log:
             began = log.tell()
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", keeper.__file__, *self._needed.command(self._chosen, address)],
+                [sys.executable, "-P", keeper.__file__, *self._needed.command(self._config, address)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**variables, **self._needed.environment, **self._chosen.environment},
-                start_new_session=True,  # signals of a terminal are for the run
+                env={**variables, **self._needed.environment, **self._config.environment},
+                start_new_session=True,  # signals of a terminal must reach only the run
             )
         try:
             self._wait(address, began)
@@ -112,7 +112,7 @@ class Started:
 
     def _port(self) -> int:
         """The chosen port, or one that is free."""
-        port = urlsplit(self._chosen.url).port or 0
+        port = urlsplit(self._config.url).port or 0
         with socket.socket() as probe:
             # A server that has just died may have used the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,14 +120,14 @@ class Started:
                 probe.bind((LOCAL, port))
             except OSError as error:
                 raise EngineGone(
-                    f"engine.vllm.url is {self._chosen.url}, and its port cannot be had ({error.strerror}): end what "
+                    f"engine.vllm.url is {self._config.url}, and its port cannot be had ({error.strerror}): end what "
                     "has it, or leave the url out for a free one"
                 ) from None
             return int(probe.getsockname()[1])
 
     def _wait(self, address: str, began: int) -> None:
         assert self._keeper is not None
-        server, end = Server(address, HEALTH_S), time.monotonic() + self._chosen.start_timeout
+        server, end = Server(address, HEALTH_S), time.monotonic() + self._config.start_timeout
         while self._keeper.poll() is None and time.monotonic() < end:
             try:
                 server.ask("/health")
@@ -138,7 +138,7 @@ class Started:
             log.seek(began)
             lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
         if (code := self._keeper.poll()) is None:
-            what = f"was not ready within engine.vllm.start_timeout, {self._chosen.start_timeout:g} s,"
+            what = f"was not ready within engine.vllm.start_timeout, {self._config.start_timeout:g} s,"
         else:
             what = f"ended at its start (exit code {code})"
             # The last error of all is often one that points to another: "See root cause above".

@@ -28,6 +28,6 @@ class VllmConfig:
     timeout: Positive = 600.0  # seconds that one answer may take
 
 
-def urls_of(chosen: VllmConfig) -> list[str]:
+def urls_of(config: VllmConfig) -> list[str]:
     """The addresses of the servers, in the order of the policies."""
-    return [url.strip() for url in chosen.url.split(",")] if chosen.url else []
+    return [url.strip() for url in config.url.split(",")] if config.url else []

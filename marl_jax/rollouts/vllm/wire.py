@@ -22,7 +22,7 @@ class Server:
     """The wire: JSON over one connection per thread, which is opened again if the server closed it."""
 
     def __init__(self, url: str, timeout: float, way_out: str = "see its log", vocabulary: float = math.inf):
-        """`way_out` is the advice at the end of most errors; `vocabulary` is its number of ids.
+        """`way_out` is the advice at the end of most errors; `vocabulary` is the number of token ids.
 
         The address may end in /v1, as clients of OpenAI's API have it.
         """
