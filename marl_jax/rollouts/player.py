@@ -100,11 +100,11 @@ class Player:
             if wrong := task.fault:
                 raise ValueError(f"task {task.id!r:.80} cannot be played: {wrong}")
 
-        def watch(done: Progress) -> None:
+        def watch(latest: Progress) -> None:
             nonlocal last
-            last = done
+            last = latest
             if progress:
-                progress(done)
+                progress(latest)
 
         table = rollout(
             self.workflow,
@@ -135,19 +135,19 @@ class Player:
             raise ValueError(f"trees lacks the policy '{missing[0]}'; it has: {', '.join(trees)}")
         self.service.update(trees, {name: version + 1 for name, version in self.service.versions.items()})
 
-    def _check(self, done: Progress) -> None:
-        name, most = self.workflow.name, self.max_failed
-        if most is not None and done.failed and done.failed >= most * done.episodes:
+    def _check(self, sums: Progress) -> None:
+        name, limit = self.workflow.name, self.max_failed
+        if limit is not None and sums.failed and sums.failed >= limit * sums.episodes:
             count = (
-                f"all {done.failed}" if done.failed == done.episodes else f"{done.failed} of {done.episodes}"
+                f"all {sums.failed}" if sums.failed == sums.episodes else f"{sums.failed} of {sums.episodes}"
             )
             raise EpisodesFailed(
-                f"workflow '{name}': {count} episodes ended in an error (max_failed is {most:g}); the first:\n"
-                f"{done.trouble.rstrip()}"
+                f"workflow '{name}': {count} episodes ended in an error (max_failed is {limit:g}); the first:\n"
+                f"{sums.trouble.rstrip()}"
             )
-        if self.answers and done.episodes and done.silent == done.episodes:
+        if self.answers and sums.episodes and sums.silent == sums.episodes:
             raise EpisodesFailed(
-                f"workflow '{name}' returned nothing in all {done.episodes} episodes: return its answer, a Completion "
+                f"workflow '{name}' returned nothing in all {sums.episodes} episodes: return its answer, a Completion "
                 "or a text"
             )
 

@@ -86,12 +86,12 @@ def replay(
                 return episode
     finally:
         running.close()
-    again = running.episode()
+    result = running.episode()
     for name in ("answer", "error", "path"):
-        _expect(episode, "ending", name, getattr(again, name), getattr(episode, name))
-    _expect(episode, "ending", "number of calls", len(again.calls), len(episode.calls))
-    _expect(episode, "ending", "number of tools", len(again.tools), len(episode.tools))
-    return again
+        _expect(episode, "ending", name, getattr(result, name), getattr(episode, name))
+    _expect(episode, "ending", "number of calls", len(result.calls), len(episode.calls))
+    _expect(episode, "ending", "number of tools", len(result.tools), len(episode.tools))
+    return result
 
 
 def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
@@ -139,8 +139,8 @@ def _same_tool(tool: Tool, number: int, episode: Episode) -> ToolRecord:
 
 def _same_call(ask: Ask, episode: Episode) -> CallRecord:
     """The record of the call, after comparing all that the workflow decides."""
-    where = f"call {ask.index}"
-    _expect(episode, where, "existence", True, ask.index < len(episode.calls))
+    place = f"call {ask.index}"
+    _expect(episode, place, "existence", True, ask.index < len(episode.calls))
     record = episode.calls[ask.index]
     call = ask.call
     for name, value in {
@@ -153,11 +153,11 @@ def _same_call(ask: Ask, episode: Episode) -> CallRecord:
         "cut": ask.cut,
         "about": call.about,
     }.items():
-        _expect(episode, where, name, value, getattr(record, name))
+        _expect(episode, place, name, value, getattr(record, name))
     return record
 
 
-def _expect(episode: Episode, where: str, name: str, now: Any, recorded: Any) -> None:
+def _expect(episode: Episode, place: str, name: str, now: Any, recorded: Any) -> None:
     if now != recorded:
-        title = f"task '{episode.task.id}', sample {episode.sample}, {where}"
+        title = f"task '{episode.task.id}', sample {episode.sample}, {place}"
         raise Differs(f"replay differs at {title}: {name} is {now!r:.80}, recorded {recorded!r:.80}")

@@ -267,12 +267,12 @@ class _Schedule:
         engines = self.voices.engines
         while not engines[self._turn % len(engines)].pending:
             self._turn += 1
-        which = self._turn % len(engines)
-        finished = engines[which].step()
-        self._turn, self._now = which + 1, self._now + 1
+        index = self._turn % len(engines)
+        finished = engines[index].step()
+        self._turn, self._now = index + 1, self._now + 1
         ready = []
         for ticket, completion in finished:
-            seat, position, facts = self._calls.pop((which, ticket))
+            seat, position, facts = self._calls.pop((index, ticket))
             running = self.live[seat]
             running.give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
@@ -284,10 +284,10 @@ class _Schedule:
 
     def _take_tools(self) -> list[Seat]:
         """Fill in the tool results that are due; returns the paths that now have all results."""
-        due = self.tools.due_results(self._now)
-        for job in due:
+        jobs = self.tools.due_results(self._now)
+        for job in jobs:
             self.live[job.seat].put(job.position, job.record)
             self.progress.tools += 1
             self.progress.tools_failed += job.record.error is not None
-        seats = dict.fromkeys(job.seat for job in due)
+        seats = dict.fromkeys(job.seat for job in jobs)
         return [seat for seat in seats if not self.live[seat].waiting]

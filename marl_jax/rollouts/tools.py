@@ -37,13 +37,13 @@ class ToolLog:
         self._path = pathlib.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = self._path.read_bytes() if self._path.exists() else b""
-        whole = text.rfind(b"\n") + 1
+        end = text.rfind(b"\n") + 1
         self._known: dict[tuple[int, ...], ToolRecord] = {}
         for other in (file for file in others if file != self._path):
             self._known |= self._read(other.read_bytes().rpartition(b"\n")[0], other)
-        self._known |= self._read(text[:whole], self._path)
-        if whole < len(text):  # a line was being written when the process died
-            os.truncate(self._path, whole)
+        self._known |= self._read(text[:end], self._path)
+        if end < len(text):  # a line was being written when the process died
+            os.truncate(self._path, end)
 
     def get(self, key: tuple[int, ...]) -> ToolRecord | None:
         """The recorded result of a tool, if there is one."""
@@ -85,12 +85,12 @@ class ToolJob:
     position: int  # in that path's batch
     key: tuple[int, ...]  # key of its record
     future: Future[ToolRecord]  # the result, once there is one
-    late: ToolRecord  # the record if the tool takes too long
+    timeout: ToolRecord  # the record if the tool takes too long
 
     @property
     def record(self) -> ToolRecord:
         """The tool's result or error, once it has ended."""
-        return self.late if self.future.exception() else self.future.result()
+        return self.timeout if self.future.exception() else self.future.result()
 
 
 class ToolJobs:
@@ -108,8 +108,8 @@ class ToolJobs:
             future.set_result(known)
         else:
             future = self.pool.submit(run_tool, tool, after, limit_s=tool.timeout_s)
-        late = ToolRecord(tool.name, None, TIMEOUT, after)
-        self.jobs.append(ToolJob(now + self.delay, seat, position, key, future, late))
+        timeout = ToolRecord(tool.name, None, TIMEOUT, after)
+        self.jobs.append(ToolJob(now + self.delay, seat, position, key, future, timeout))
 
     def due_results(self, now: int) -> list[ToolJob]:
         """Remove and return the jobs whose results enter now."""
@@ -120,10 +120,10 @@ class ToolJobs:
                 if job.due <= now:
                     self.pool.wait([job.future])
         due: list[ToolJob] = []
-        stay: list[ToolJob] = []
+        later: list[ToolJob] = []
         for job in self.jobs:  # each is checked once: a free tool may end at any moment
-            (due if (job.future.done() if self.free else job.due <= now) else stay).append(job)
-        self.jobs = stay
+            (due if (job.future.done() if self.free else job.due <= now) else later).append(job)
+        self.jobs = later
         if self.log:
             for job in due:
                 self.log.put(job.key, job.record)

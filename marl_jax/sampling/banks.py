@@ -109,8 +109,8 @@ class Bank:
     def begin(self, decode: Decode) -> None:
         """Dispatch without waiting. If this is interrupted, call `abandon()`."""
         lanes = self.table.decoding
-        last, _ = self.place_of(int(np.flatnonzero(lanes.active).max(initial=0)))
-        rungs = tuple(self.rungs[: last + 1])  # longer rungs have no active lane
+        last_rung, _ = self.place_of(int(np.flatnonzero(lanes.active).max(initial=0)))
+        rungs = tuple(self.rungs[: last_rung + 1])  # longer rungs have no active lane
         if self._worker is not None:
             self.under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
         else:

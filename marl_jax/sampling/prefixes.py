@@ -34,9 +34,9 @@ class Prefixes:
 
     def want(self, key: Key) -> None:
         """One more request waits for this prompt."""
-        if key not in self._wanted and (kept := self._history_of(key)):
-            self._history[key] = kept
-            self._claims[kept] += 1
+        if key not in self._wanted and (kept_key := self._history_of(key)):
+            self._history[key] = kept_key
+            self._claims[kept_key] += 1
         self._wanted[key] += 1
 
     def served(self, key: Key) -> None:
@@ -64,24 +64,24 @@ class Prefixes:
 
     def longest(self, key: Key) -> tuple[int, int]:
         """The row of the longest kept entry that the prompt begins with, and its length; (-1, 0) if there is none."""
-        kept = self._history_of(key)
-        return (self._entries[kept].row, len(kept[1])) if kept else (-1, 0)
+        kept_key = self._history_of(key)
+        return (self._entries[kept_key].row, len(kept_key[1])) if kept_key else (-1, 0)
 
     def extend(self, key: Key, locked: set[int], *, alone: bool) -> tuple[int, int] | None:
         """Turn the longest kept entry that the prompt begins with into its own; returns the row and the common length.
 
         None if there is no such entry, its row is locked or, with `alone`, another request needs it, too.
         """
-        kept = self._history_of(key)
-        if kept is None or self._entries[kept].row in locked:
+        kept_key = self._history_of(key)
+        if kept_key is None or self._entries[kept_key].row in locked:
             return None
-        own_claim = self._history.get(key) == kept
-        if alone and (self._claims[kept] > own_claim or kept in self._wanted):
+        own_claim = self._history.get(key) == kept_key
+        if alone and (self._claims[kept_key] > own_claim or kept_key in self._wanted):
             return None
         self._release(key)
-        row = self._pop(kept)
+        row = self._pop(kept_key)
         self._entries[key] = Entry(row)
-        return row, len(kept[1])
+        return row, len(kept_key[1])
 
     def add(self, key: Key, locked: set[int], *, kept: bool = False, spare: bool = False) -> int | None:
         """Give the prompt a row, evicting the least useful entry if no row is free; None if no entry can be evicted.
@@ -111,8 +111,8 @@ class Prefixes:
 
     def _release(self, key: Key) -> None:
         """The prompt no longer waits to continue an entry."""
-        if kept := self._history.pop(key, None):
-            _decrement(self._claims, kept)
+        if kept_key := self._history.pop(key, None):
+            _decrement(self._claims, kept_key)
 
     def _evict(self, locked: set[int], most: int) -> bool:
         """Free the row of the least useful entry, if its use is at most `most`."""

@@ -142,8 +142,8 @@ def prefill(
     """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, feeds.adapter, scale, config)
-    seen = _cut(cache, feeds.rows, attended)
-    _, part = model.extend(params, layers, config, seen, feeds.tokens, feeds.start, lora)
+    cached = _cut(cache, feeds.rows, attended)
+    _, part = model.extend(params, layers, config, cached, feeds.tokens, feeds.start, lora)
     return _paste(cache, feeds.rows, part, attended), jnp.sum(feeds.start)
 
 

@@ -84,12 +84,12 @@ def check(
     features, vocab = settings.features, config.vocab_size
     if request.policy not in policies:
         known = ", ".join(str(name) for name in policies if name is not None)
-        there = (
+        hint = (
             f"there are {known}"
             if known
             else f"name it when it is built: Engine(..., policies=[{request.policy!r}])"
         )
-        raise ValueError(f"no policy {request.policy!r} is served here; {there}")
+        raise ValueError(f"no policy {request.policy!r} is served here; {hint}")
     for what, tokens in (("prompt", request.tokens), ("stop_tokens", request.stop_tokens)):
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             token = next(token for token in tokens if not 0 <= token < vocab)

@@ -188,9 +188,9 @@ def plan(
     rows = devices[0]
     split = (1, 1) if sizes is CPU else devices
     needed = lambda settings: memory_bytes(config, settings, beside_bytes, split)
-    most = min(load.requests or sizes.lanes, sizes.lanes)
+    max_lanes = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
-    first = min(context, load.min_prompt + 2 * steps)
+    shortest = min(context, load.min_prompt + 2 * steps)
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # longer prompts take several prefills
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
@@ -201,17 +201,17 @@ def plan(
         if sizes.compacts:
             # The cost of a step grows with the lanes and with the columns they attend: spend the programs on the
             # one that varies more.
-            parts = (6, 4, 3, 2, 1) if context < 4 * first else (4, 2)
+            parts = (6, 4, 3, 2, 1) if context < 4 * shortest else (4, 2)
             narrower = (count // banks * p // 8 // 32 * 32 for p in parts)
             widths |= {width for width in narrower if width >= STABLE_WIDTH}
         # A rung saves work in proportion to the lanes, and costs a program.
-        rungs = 1 + (context - first) // (32 if count > STABLE_WIDTH else 256)
+        rungs = 1 + (context - shortest) // (32 if count > STABLE_WIDTH else 256)
         # Lanes by length add up to a triangle of programs.
         programs = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
         return EngineSettings(
             widths=tuple(sorted(widths, reverse=True)),
             lengths=_ladder(
-                max(first, context // 16),
+                max(shortest, context // 16),
                 context,
                 min(rungs, programs),
                 multiple=sizes.columns,
@@ -227,7 +227,7 @@ def plan(
             banks=banks,
         )
 
-    count = lanes or round_up(most)
+    count = lanes or round_up(max_lanes)
     if not (lanes or sizes.compacts) and needed(with_lanes(count)) > budget:
         lengths, shares = best_lengths(
             load.calls or _assumed(load), context, multiple=sizes.columns, steps=steps, most=RUNGS
@@ -235,7 +235,7 @@ def plan(
         over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
         fits = lambda count: needed(over_rungs(count)) <= budget
         # The largest count that fits; 0 if none does.
-        count = bisect.bisect_left(range(1, most // rows + 1), True, key=lambda count: not fits(count))
+        count = bisect.bisect_left(range(1, max_lanes // rows + 1), True, key=lambda count: not fits(count))
         with_lanes = over_rungs if count else with_lanes
         count = max(1, count)
     while needed(with_lanes(count)) > budget:
@@ -296,7 +296,7 @@ def memory_bytes(
     While the engine is idle, something else may take `beside` bytes; the larger of that and working memory counts.
     """
     over, heads = devices
-    lanes, prefixes = (of(config, settings, devices) for of in (lane_bytes, prefix_bytes))
+    lanes, prefixes = (bytes_of(config, settings, devices) for bytes_of in (lane_bytes, prefix_bytes))
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     if settings.lanes_at:  # rungs keep their shapes; a copy makes an array of its rows
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers

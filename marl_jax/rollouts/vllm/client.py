@@ -110,25 +110,25 @@ class Vllm:
             return []
         wait(self._jobs.values(), LOOK_S, FIRST_COMPLETED)
         self._workers.give_up()
-        done = [ticket for ticket, job in self._jobs.items() if job.done()]
-        answers, gone = list[tuple[int, Completion]](), list[EngineGone]()
-        for ticket in done:
+        tickets = [ticket for ticket, job in self._jobs.items() if job.done()]
+        answers, errors = list[tuple[int, Completion]](), list[EngineGone]()
+        for ticket in tickets:
             try:
                 answers.append((ticket, self._result(self._jobs[ticket])))
             except EngineGone as error:
-                gone.append(error)
+                errors.append(error)
         try:
-            if gone:
-                raise gone[0]
-            last = len(done) == len(self._jobs)
-            known = self._weights.known(self._server) if last else self._weights.salt
+            if errors:
+                raise errors[0]
+            all_done = len(tickets) == len(self._jobs)
+            salt = self._weights.known(self._server) if all_done else self._weights.salt
         except EngineGone as error:
             self._forget(answers)
             self._start_again(error)
             return answers
-        if known != self._weights.salt:
+        if salt != self._weights.salt:
             raise self._server.gone(
-                f"has other weights than it was sent ({known!r:.80}): it was started anew, or another run uses it",
+                f"has other weights than it was sent ({salt!r:.80}): it was started anew, or another run uses it",
                 "give each run a server of its own; the same command loads its weights and makes the step again",
             )
         self._forget(answers)

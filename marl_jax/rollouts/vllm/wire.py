@@ -91,8 +91,8 @@ class Server:
             "presence_penalty": 0.0,
             **({"cache_salt": salt} if salt else {}),
         }
-        again = f"if it was started anew, the same command loads '{name}' again; else see its log"
-        return self._read(self.ask("/v1/completions", body, again), request, name)
+        way_out = f"if it was started anew, the same command loads '{name}' again; else see its log"
+        return self._read(self.ask("/v1/completions", body, way_out), request, name)
 
     def _read(self, answer: Any, request: Request, name: str) -> Completion:
         """The completion in an answer; raises if anything is missing or wrong."""
