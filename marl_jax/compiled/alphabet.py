@@ -1,10 +1,10 @@
-"""Text in arrays, for tokenizers of single characters and whole words: what `decode` and `encode` do, as programs.
+"""Text in arrays, for tokenizers of single characters and whole words: `decode` and `encode` as array programs.
 
     tokens [B, M] --spell--> codes [B, S] --join with other pieces--> codes [B, N] --tokenise--> tokens [B, P]
 
-A code is an ASCII character, or from 128 on a control token of the chat template; 0 is none. A text that is put into
-another may be read otherwise than it was sampled ("C", "o", .. "t" becomes the word "Correct"), also across the seam;
-so prompts are joined as codes and tokenised whole, as on the host. Byte-pair tokenizers have no such form.
+A code below 128 is an ASCII character, from 128 on a control token of the chat template; 0 is padding. A text in a
+prompt may get other tokens than were sampled ("C", "o", .. "t" becomes the word "Correct"), also across the seam;
+so prompts are joined as codes and tokenised as a whole, as on the host. This is not possible for byte-pair tokenizers.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ CONTROL = 128  # the code of the first control token
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alphabet:
-    """What the tokens of one tokenizer spell, and how its words are found."""
+    """The text of each token of one tokenizer, and the tables to find tokens in a text."""
 
-    spelled: np.ndarray  # uint8 [V, C] the codes of every token as `decode` writes it, 0 behind the end
-    ids: np.ndarray  # int32 [256] the token of every code alone
+    spelled: np.ndarray  # uint8 [V, C] the codes of every token as `decode` writes it, padded with 0
+    ids: np.ndarray  # int32 [256] the token of every single code, -1 if there is none
     words: tuple[tuple[bytes, int], ...]  # whole words and their tokens, the longest first
     control: dict[str, int]  # control word -> its code
-    unknown: int  # the code of what no token spells
+    unknown: int  # the code of the unknown token, for characters without a token
 
     @property
     def longest(self) -> int:
@@ -40,24 +40,24 @@ class Alphabet:
         return self.spelled.shape[1]
 
     def codes(self, text: str, control: bool = False) -> np.ndarray:
-        """uint8 [n]: a text of the host; with `control`, control words in it are control tokens."""
+        """The codes of a Python string, uint8 [n]; with `control`, control words in it become control tokens."""
         words = "|".join(re.escape(word) for word in self.control)
         parts = re.split(f"({words})", text) if control else [text]
-        found: list[int] = []
+        codes: list[int] = []
         for part in parts:
             if control and part in self.control:
-                found.append(self.control[part])
+                codes.append(self.control[part])
             else:
-                found += [ord(char) if self._known(char) else self.unknown for char in part]
-        return np.array(found, np.uint8)
+                codes += [ord(char) if self._known(char) else self.unknown for char in part]
+        return np.array(codes, np.uint8)
 
     def text(self, tokens: np.ndarray) -> str:
-        """What `decode` makes of tokens, on the host."""
+        """The text of tokens as `decode` writes it, on the host."""
         codes = self.spelled[tokens]
         return codes[codes > 0].tobytes().decode("ascii")
 
     def count(self, text: str) -> int:
-        """How many tokens a text of the host is, with its control words."""
+        """The number of tokens of a Python string; control words count as one token."""
         words = [*self.control, *(word.decode() for word, _ in self.words)]
         return len(re.findall("|".join(map(re.escape, words)) + r"|[\s\S]", text))
 
@@ -66,10 +66,10 @@ class Alphabet:
 
 
 def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
-    """The alphabet of a tokenizer, for a model of so many ids; others than of characters and words are refused."""
+    """The alphabet of a tokenizer of characters and words, with `vocabulary` tokens; other tokenizers are refused."""
     inner = json.loads(tokenizer.backend_tokenizer.to_str())
     added = inner["added_tokens"]
-    plain = {
+    checks = {
         "its model is WordLevel": inner["model"]["type"] == "WordLevel",
         "it does not normalise": inner["normalizer"] is None,
         "it splits into characters": (inner["pre_tokenizer"] or {}).get("pattern") == {"Regex": r"[\s\S]"},
@@ -79,11 +79,11 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
     }
     characters = {text: i for text, i in inner["model"]["vocab"].items() if len(text) == 1}
     words = {token["content"]: token["id"] for token in added if not token["special"]}
-    plain["it is ASCII"] = all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
-    if broken := [what for what, holds in plain.items() if not holds]:
+    checks["it is ASCII"] = all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
+    if failed := [what for what, holds in checks.items() if not holds]:
         raise NoArrayForm(
             f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet (it is not so that "
-            f"{broken[0]}); the compiled road takes tokenizers of single characters and whole words"
+            f"{failed[0]}); the compiled road takes tokenizers of single characters and whole words"
         )
     special = {token["content"]: token["id"] for token in added if token["special"]}
     control = {word: CONTROL + k for k, word in enumerate(special)}
@@ -107,62 +107,62 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
 def spell(
     alphabet: Alphabet, tokens: jax.Array, length: jax.Array, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """tokens [B, M] of lengths [B] -> their codes [B, width], 0 behind the end, and how many there are [B]."""
+    """tokens [B, M] of lengths [B] -> their codes [B, width], padded with 0, and the number of codes [B]."""
     sizes = jnp.asarray((alphabet.spelled > 0).sum(axis=1), jnp.int32)[tokens]
     sizes = jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], sizes, 0)
     start = jnp.cumsum(sizes, axis=1) - sizes
     size = sizes.sum(axis=1)
     rows = jnp.arange(len(tokens))[:, None]
-    # Which token stands at a column: as many as begin up to it, without those that spell nothing.
+    # The token of a column is found by counting the tokens that begin up to it; empty ones are left out.
     begins = jnp.zeros((len(tokens), width), jnp.int32)
     begins = begins.at[rows, distinct(jnp.where(sizes > 0, start, width), width)].set(1, **UNIQUE)
-    order = jnp.argsort(sizes == 0, axis=1, stable=True)  # the tokens that spell something, first
-    some, first = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
+    order = jnp.argsort(sizes == 0, axis=1, stable=True)  # tokens that are not empty come first
+    spelling, begin = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
     which = jnp.maximum(jnp.cumsum(begins, axis=1) - 1, 0)
-    column = jnp.arange(width) - jnp.take_along_axis(first, which, axis=1)
-    token = jnp.take_along_axis(some, which, axis=1)
+    column = jnp.arange(width) - jnp.take_along_axis(begin, which, axis=1)
+    token = jnp.take_along_axis(spelling, which, axis=1)
     codes = jnp.asarray(alphabet.spelled)[token, jnp.clip(column, 0, alphabet.longest - 1)]
     return jnp.where(jnp.arange(width) < size[:, None], codes, 0), size
 
 
 def join(pieces: list[tuple[jax.Array, jax.Array]], width: int) -> tuple[jax.Array, jax.Array]:
-    """Rows of pieces (values [B, n], length [B]) end to end -> [B, width], 0 behind the end, and the lengths [B]."""
+    """Concatenate pieces (values [B, n], length [B]) row by row -> [B, width], padded with 0, and the lengths [B]."""
     total = sum((length for _, length in pieces), jnp.zeros((), jnp.int32))
     columns = jnp.arange(width)
-    place = jnp.zeros((len(total), width), jnp.int32)
+    source = jnp.zeros((len(total), width), jnp.int32)
     start, offset = jnp.zeros_like(total), 0
     for values, length in pieces:
-        mine = columns >= start[:, None]
-        place = jnp.where(mine, offset + columns - start[:, None], place)
+        inside = columns >= start[:, None]
+        source = jnp.where(inside, offset + columns - start[:, None], source)
         start, offset = start + length, offset + values.shape[1]
     together = jnp.concatenate([values for values, _ in pieces], axis=1)
-    joined = jnp.take_along_axis(together, jnp.minimum(place, offset - 1), axis=1)
+    joined = jnp.take_along_axis(together, jnp.minimum(source, offset - 1), axis=1)
     return jnp.where(columns < total[:, None], joined, 0), total
 
 
 def tokenise(
     alphabet: Alphabet, codes: jax.Array, size: jax.Array, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """codes [B, N] of sizes [B] -> tokens [B, width], 0 behind the end, and their number [B].
+    """codes [B, N] of sizes [B] -> tokens [B, width], padded with 0, and their number [B].
 
-    From the left, the longest word that stands there; else the character. Tokens beyond `width` are counted only.
+    Each token is the longest word that matches, else one character. Tokens beyond `width` are dropped but counted.
     """
     rows, count = codes.shape
     reach = max((len(word) for word, _ in alphabet.words), default=1)
     padded = jnp.pad(codes, ((0, 0), (0, reach)))
-    longest_last = alphabet.words[::-1]  # so that it stays
+    longest_last = alphabet.words[::-1]  # a later match replaces an earlier one, so the longest word wins
     table = jnp.array([list(word.ljust(reach, b"\0")) for word, _ in longest_last], jnp.uint8)
-    table, numbers = table.reshape(-1, reach), jnp.array([number for _, number in longest_last], jnp.int32)
+    table, ids = table.reshape(-1, reach), jnp.array([number for _, number in longest_last], jnp.int32)
 
-    def find(found: tuple[jax.Array, jax.Array], word: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+    def find(best: tuple[jax.Array, jax.Array], word: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
         spelled, number = word
         same = [(padded[:, k : k + count] == spelled[k]) | (spelled[k] == 0) for k in range(reach)]
-        here = functools.reduce(operator.and_, same)
+        matches = functools.reduce(operator.and_, same)
         new = number, jnp.sum(spelled > 0, dtype=jnp.int32)
-        return jax.tree.map(lambda old, value: jnp.where(here, value, old), found, new), None
+        return jax.tree.map(lambda old, value: jnp.where(matches, value, old), best, new), None
 
-    alone = jnp.asarray(alphabet.ids)[codes], jnp.ones((rows, count), jnp.int32)
-    (token, jump), _ = jax.lax.scan(find, alone, (table, numbers))
+    single = jnp.asarray(alphabet.ids)[codes], jnp.ones((rows, count), jnp.int32)
+    (token, jump), _ = jax.lax.scan(find, single, (table, ids))
 
     def read(left: jax.Array, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
         begins = left == 0

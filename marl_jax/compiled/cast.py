@@ -1,6 +1,6 @@
 """The constants of a compiled step: the loaded and checked parts of a configuration that no step changes.
 
-Whatever has no form in arrays is refused here, before anything is compiled.
+Configurations without a form in arrays are refused here, before anything is compiled.
 """
 
 import dataclasses
@@ -35,21 +35,21 @@ class Cast:
 
     @property
     def samples(self) -> int:
-        """Episodes of a problem."""
+        """Episodes per problem."""
         return self.config.rollout.samples
 
     @property
     def stops(self) -> dict[str, np.ndarray]:
-        """{role: int [S]}, as many for all."""
+        """Stop tokens {role: int [S]}, padded with -1 to one length."""
         stops = {
             role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn, *self.parts.model.stop_tokens))
             for role, settings in self.settings.items()
         }
         most = max(map(len, stops.values()))
-        return {role: np.array([*some, *[-1] * (most - len(some))], np.int32) for role, some in stops.items()}
+        return {role: np.array([*ids, *[-1] * (most - len(ids))], np.int32) for role, ids in stops.items()}
 
     def script(self, texts: Mapping[int, str]) -> list[list[Cue]]:
-        """The calls of an episode whose completions are these texts."""
+        """The calls of an episode, batch by batch; `texts` gives the completions of some calls, by number."""
         parts, family = self.parts, self.config.data.family
         return dry_run(parts.workflow, parts.prompts, self.chat, self.alphabet, family, texts)
 
@@ -79,12 +79,12 @@ def _check_groups(config: RunConfig, presets: Presets) -> None:
     fields = {*key_of(config.advantages, presets)}
     if "task" not in fields:
         raise NoArrayForm("advantages over groups of several problems have no form in arrays")
-    if strange := sorted(fields - {"task", "role", "slot", "turn"}):
-        raise NoArrayForm(f"groups by {', '.join(strange)} (advantages.group) have no form in arrays")
+    if unsupported := sorted(fields - {"task", "role", "slot", "turn"}):
+        raise NoArrayForm(f"groups by {', '.join(unsupported)} (advantages.group) have no form in arrays")
 
 
 def check_settings(config: RunConfig) -> None:
-    """Refuse settings that only the hosted road has."""
+    """Refuse settings that only the hosted road supports."""
     settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
     whole_batch = advantages.estimator == "reinforce_pp_baseline"
     refused = {
@@ -110,13 +110,13 @@ def check_settings(config: RunConfig) -> None:
         "a run of several phases": bool(config.phases),
         "a buffer of tasks (data.buffer)": config.data.buffer.capacity > 0,
     }
-    for what, holds in refused.items():
-        if holds:
-            raise NoArrayForm(f"{what} has no form in arrays")
+    for setting, used in refused.items():
+        if used:
+            raise NoArrayForm(f"{setting} has no form in arrays")
 
 
 def rates(config: RunConfig, policy: str, policies: int) -> jnp.ndarray:
-    """Float[n]: the learning rate of a policy by its clock, for all steps of a run; the last holds beyond them."""
+    """Float[n]: the learning rate of a policy by its clock, for all steps of a run; later steps use the last one."""
     schedule = config.learner.schedule_of(policy)
     ticks = max(config.steps, schedule.total_steps, 1) * (policies if schedule.clock != "own" else 1)
     if schedule.kind == "constant":

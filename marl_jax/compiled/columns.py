@@ -1,9 +1,9 @@
 """The table of a step in arrays: the columns of `marl_jax.table`, with a row for every call that could be made.
 
-    lines of the stage ──table_of──► columns ──worth──► reward, group, advantage ──to_host──► the Table of the house
+    lines of the stage ──table_of──► columns ──worth──► reward, group, advantage ──to_host──► the hosted Table
 
-What was said is padded: prompt [N, P], tokens and logprobs [N, M], with lengths. A call that was not made has length 0,
-is not sound and in no group (-1); `to_host` leaves it out.
+Prompts [N, P], tokens and logprobs [N, M] are padded, with lengths. A call that was not made has length 0, is not
+sound and has no group (-1); `to_host` leaves it out. The place of a call is its index in `Stage.lines` and `cues`.
 """
 
 import functools
@@ -35,21 +35,21 @@ class Columns(flax.struct.PyTreeNode):
 
     table: Table  # N = E x C rows: episode by episode, the calls of the script in order
     prompt_length: jax.Array  # Int[N]
-    number: jax.Array  # Int[N], of the call in its episode; `table.call` is its place on the stage
-    answer: jax.Array  # Int[E], the place of the call that the episode ends with
-    logp: Any = None  # [N, M] as the learner computed them; None before it did
+    number: jax.Array  # Int[N], number of the call among those made in its episode; `table.call` is its place
+    answer: jax.Array  # Int[E], place of the call whose answer ends the episode
+    logp: Any = None  # [N, M] computed by the learner; None before
     entropy: Any = None  # [N, M]
-    ref_logp: Any = None  # [N, M] under the reference, where roles are anchored to one
-    beyond: Any = None  # Bool[N], answers that count as wrong because arrays do not know
-    cues: tuple[Cue, ...] = flax.struct.field(pytree_node=False, default=())  # of the C calls
-    # Of each, the most tokens of its prompt and of what it says.
+    ref_logp: Any = None  # [N, M] under the reference; None if no role has a kl_coef
+    beyond: Any = None  # Bool[N], answers that arrays cannot grade; they count as wrong
+    cues: tuple[Cue, ...] = flax.struct.field(pytree_node=False, default=())  # the C calls of the script
+    # Per call: the widths of its prompt and of its completion, in tokens.
     widths: tuple[tuple[int, int], ...] = flax.struct.field(pytree_node=False, default=())
-    # Of each, whether all episodes of a problem, of which there are several, have the same prompt.
+    # Per call: True if a problem has several episodes and all of them have the same prompt.
     shared: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=())
 
 
 def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Columns:
-    """What was said and read, graded; `answer` Int[E] is the place of the call whose answer an episode ends with."""
+    """The graded table of all calls; `answer` Int[E] is the place of the call whose answer ends an episode."""
     cast, lines, episodes = stage.cast, stage.lines, stage.episodes
     roles, policies = cast.parts.workflow.roles, tuple(cast.parts.specs)
     kinds = [KINDS.index(cast.parts.workflow.kind_of(line.cue.role)) for line in lines]
@@ -59,62 +59,60 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         stacked = jnp.stack([jnp.broadcast_to(x, (episodes, *jnp.shape(x)[1:])) for x in values], axis=1)
         return stacked.reshape(episodes * len(lines), *stacked.shape[2:])
 
-    def wide(of, fill=0):  # type: ignore[no-untyped-def]
+    def padded(of, fill=0):  # type: ignore[no-untyped-def]
         most = widest(of)
         return rows(
             [jnp.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in map(of, lines)]
         )
 
-    def same(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
+    def constant(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
         return rows([jnp.full((episodes,), value, dtype) for value in values])
 
     made = rows([line.made for line in lines])
     read = stage.read(lines)
-    graded = [jnp.where(line.made, 1.0 * own.right, 0.0) for line, own in zip(lines, read)]
+    graded = [jnp.where(line.made, 1.0 * found.right, 0.0) for line, found in zip(lines, read)]
     outcome = jnp.take_along_axis(jnp.stack(graded, axis=1), answer[:, None], axis=1)[:, 0]
-    # Answers that another reader than the task's has read have no grade in arrays.
+    # Only answers of the task's own reader can be graded in arrays.
     beyond = [
-        own.beyond | (own.readable & ((answer == place) | (kind == SOLVER)) if line.cue.read else False)
-        for place, (line, own, kind) in enumerate(zip(lines, read, kinds))
+        found.beyond | (found.readable & ((answer == place) | (kind == SOLVER)) if line.cue.read else False)
+        for place, (line, found, kind) in enumerate(zip(lines, read, kinds))
     ]
-    alone = jnp.arange(episodes, dtype=jnp.int32)
-    places = lambda line: -1 if line.cue.after is None else line.cue.after
+    episode = jnp.arange(episodes, dtype=jnp.int32)
+    after = lambda line: -1 if line.cue.after is None else line.cue.after
     columns = Table(
-        episode=jnp.repeat(alone, len(lines)),
-        task=jnp.repeat(alone // cast.samples, len(lines)),
-        path=same([-1] * len(lines))[:, None],
-        call=same(range(len(lines))),
-        role=same([roles.index(line.cue.role) for line in lines]),
-        slot=same([line.cue.slot for line in lines]),
-        turn=same([line.cue.turn for line in lines]),
-        policy=same([policies.index(line.policy) for line in lines]),
+        episode=jnp.repeat(episode, len(lines)),
+        task=jnp.repeat(episode // cast.samples, len(lines)),
+        path=constant([-1] * len(lines))[:, None],
+        call=constant(range(len(lines))),
+        role=constant([roles.index(line.cue.role) for line in lines]),
+        slot=constant([line.cue.slot for line in lines]),
+        turn=constant([line.cue.turn for line in lines]),
+        policy=constant([policies.index(line.policy) for line in lines]),
         version=rows([jnp.full((episodes,), versions.get(line.policy, 0), jnp.int32) for line in lines]),
-        reads=wide(lambda line: line.reads, -1),
-        after=jnp.where(made, same([places(line) for line in lines]), -1),
-        prompt=wide(lambda line: line.prompt[0]),
-        tokens=wide(lambda line: line.tokens),
-        logprobs=wide(lambda line: line.logprobs),
+        reads=padded(lambda line: line.reads, -1),
+        after=jnp.where(made, constant([after(line) for line in lines]), -1),
+        prompt=padded(lambda line: line.prompt[0]),
+        tokens=padded(lambda line: line.tokens),
+        logprobs=padded(lambda line: line.logprobs),
         kept=None,
         length=rows([line.length for line in lines]),
-        temperature=same([cast.settings[line.cue.role].temperature for line in lines], np.float32),
+        temperature=constant([cast.settings[line.cue.role].temperature for line in lines], np.float32),
         truncated=rows([_truncated(cast, line) for line in lines]),
         cut=jnp.where(made, rows([line.cut for line in lines]), 0),
-        kind=same(kinds),
-        readable=rows([own.readable for own in read]),
-        choice=rows([jnp.where(line.made, own.choice, -1) for line, own in zip(lines, read)]),
+        kind=constant(kinds),
+        readable=rows([found.readable for found in read]),
+        choice=rows([jnp.where(line.made, found.choice, -1) for line, found in zip(lines, read)]),
         sound=made,
-        grade=rows(
-            [own if kind == SOLVER else jnp.full_like(own, jnp.nan) for own, kind in zip(graded, kinds)]
-        ),
+        grade=rows([x if kind == SOLVER else jnp.full_like(x, jnp.nan) for x, kind in zip(graded, kinds)]),
         outcome=jnp.repeat(outcome, len(lines)),
         roles=roles,
         policies=policies,
     )
-    shown = rows([line.prompt[1] for line in lines])
+    prompt_length = rows([line.prompt[1] for line in lines])
     number = jnp.cumsum(made.reshape(episodes, -1), axis=1).reshape(-1) - 1
     return Columns(
         columns,
-        jnp.where(made, shown, 0),
+        jnp.where(made, prompt_length, 0),
         number,
         answer,
         beyond=made & rows(beyond),
@@ -125,15 +123,15 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
 
 
 def _truncated(cast: Cast, line: Line) -> jax.Array:
-    """It has no stop token at its end."""
+    """Bool[E]: the call was made and does not end with a stop token."""
     last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)
     return line.made & ~jnp.any(last == cast.stops[line.cue.role], axis=1)
 
 
 def worth(cast: Cast, columns: Columns) -> Columns:
-    """With components and rewards, groups and advantages: by the functions that the hosted road runs.
+    """Add reward components, rewards, groups and advantages, by the functions of the hosted road.
 
-    In float64, as numpy computes there; kept in float32, as advantages are there, too.
+    Computed in float64, as numpy does there, and stored in float32, as advantages are there, too.
     """
     config, table = cast.config.advantages, columns.table
     made = table.length > 0
@@ -164,9 +162,9 @@ def worth(cast: Cast, columns: Columns) -> Columns:
 
 
 def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 0, step: int = 0) -> Table:
-    """The step as the Table of the house: the calls that were made, in order, with texts and answers.
+    """The step as a hosted `Table`: the calls that were made, in order, with texts and answers.
 
-    Texts are read here by the hosted readers; grades, rewards and advantages are those of the device.
+    The hosted readers read the answers here; grades, rewards and advantages come from the device.
     """
     columns = jax.tree.map(np.asarray, columns)
     if (shape := columns.answer.shape) != (len(tasks) * cast.samples,):
@@ -175,22 +173,22 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
             "the problems of their step, and where seeds or devices have an axis, one of them at a time"
         )
     places, made = len(columns.cues), np.flatnonzero(columns.table.length)
-    # Episodes and problems of a shard count from 0 in its own columns; rows count over all shards.
+    # The columns of each shard number episodes and problems from 0, so their numbers are taken from the rows.
     table, (owner, place) = columns.table.take(made), np.divmod(made, places)
     problems, length = (owner // cast.samples).tolist(), table.length
     text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
 
-    @functools.cache  # the episodes of a problem often say the same
-    def answer_in(said: str, problem: int, read: Callable[[str], str | None] | None) -> str | None:
-        return read(said) if read else parse(tasks[problem], said)
+    @functools.cache  # episodes of a problem often have equal completions
+    def answer_in(completion: str, problem: int, read: Callable[[str], str | None] | None) -> str | None:
+        return read(completion) if read else parse(tasks[problem], completion)
 
     answer = tuple(map(answer_in, text, problems, (columns.cues[i].read for i in place.tolist())))
     number = columns.number.reshape(-1, places)
-    in_order = lambda shown: np.where(shown < 0, -1, number[owner[:, None], shown])
+    numbers_of = lambda calls: np.where(calls < 0, -1, number[owner[:, None], calls])
     row_of = np.full(number.size, -1)
     row_of[made] = np.arange(len(made))
-    inside = (columns.answer >= 0) & (columns.answer < places)
-    ends = np.where(inside, row_of[np.arange(len(number)) * places + np.where(inside, columns.answer, 0)], -1)
+    valid = (columns.answer >= 0) & (columns.answer < places)
+    ends = np.where(valid, row_of[np.arange(len(number)) * places + np.where(valid, columns.answer, 0)], -1)
     if (ends < 0).any():
         raise NoArrayForm("a form ends an episode with the answer of a call that the episode did not make")
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, places)[:, 0].tolist()
@@ -199,14 +197,14 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         episode=owner.astype(np.int32),
         task=dense(tasks[i].id for i in problems),
         call=number[owner, place],
-        reads=in_order(table.reads),
-        after=in_order(table.after[:, None])[:, 0],
+        reads=numbers_of(table.reads),
+        after=numbers_of(table.after[:, None])[:, 0],
         prompt=Ragged.of_padded(table.prompt, np.asarray(columns.prompt_length)[made]),
         tokens=Ragged.of_padded(table.tokens, length),
         logprobs=Ragged.of_padded(table.logprobs, length),
         temperature=np.array([cast.settings[role].temperature for role in table.roles])[table.role],
         readable=np.array([one is not None for one in answer], bool),
-        group=dense(zip(problems, table.group.tolist())),  # a group is of one problem
+        group=dense(zip(problems, table.group.tolist())),  # a group contains calls of one problem only
         text=text,
         answer=answer,
         labels=(None,) * len(made),

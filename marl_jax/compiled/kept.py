@@ -1,11 +1,11 @@
-"""Executables of the compiled road on disk: a later start of an equal run neither traces nor compiles.
+"""Executables of the compiled road on disk: an equal run that starts later neither traces nor compiles.
 
-    all inputs of a program ──digest──► CACHE/step-DIGEST-cache: its trees, its memory, the executable
+    all inputs of a program ──digest──► CACHE/step-DIGEST-cache: its pytrees, its memory needs, the executable
 
-CACHE is the folder in which JAX caches programs (see `compile_cache`), and JAX drops these files with its own,
-those unused for longest first. JAX has to trace and lower a step before it knows the name of its program. Here the name
-follows from the code, the configuration and the arguments; where it cannot, nothing is kept. Like those of JAX, the
-files are loaded as code, so the folder must be the user's own.
+CACHE is the folder of JAX's compilation cache (see `compile_cache`); JAX evicts these files together with its own,
+the least recently used first. JAX has to trace and lower a step to find the name of its program. Here the name is a
+digest of code, configuration and arguments; if they do not determine the program, nothing is stored. Like JAX's own
+files, these are loaded as code, so the folder must be the user's own.
 """
 
 import contextlib
@@ -35,22 +35,22 @@ from marl_jax.threads import side_by_side
 
 ENVIRONMENT = ("XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_")
 DIGEST = hashlib.sha256().digest_size
-OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # how compiled code for a CPU begins
+OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # the first bytes of compiled code for a CPU
 
 
 def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **more: Any) -> Path | None:
-    """The file of a step's program on these devices; None where none is kept.
+    """The file of a step's program on these devices; None if the program must not be stored.
 
-    `more` describes its arguments: only the shapes of weights and problems, and nothing of the seed.
+    `more` describes its arguments: weights and problems only by their shapes, and nothing that depends on the seed.
     """
     folder = jax.config.values["jax_compilation_cache_dir"]
     off = not folder or "://" in folder or not jax.config.values["jax_enable_compilation_cache"]
     settings = {name: value for name, value in config.to_json().items() if name != "seed"}
-    words = [leaf for leaf in jax.tree.leaves(settings) if isinstance(leaf, str)]
+    texts = [leaf for leaf in jax.tree.leaves(settings) if isinstance(leaf, str)]
     workflow, tokenizer = parts.workflow, parts.tokenizer
-    ours = all(str(form.__module__).startswith("marl_jax.") for form in (workflow.fn, workflow.in_arrays))
+    built_in = all(str(form.__module__).startswith("marl_jax.") for form in (workflow.fn, workflow.in_arrays))
     # User code may import anything, and a module may have been loaded before it was changed.
-    if off or hosts.count() > 1 or any(map(is_own, words)) or not ours or _changed():
+    if off or hosts.count() > 1 or any(map(is_own, texts)) or not built_in or _changed():
         return None
     program = {
         "config": settings,
@@ -76,7 +76,7 @@ def shown(given: Any) -> Any:
 
 
 def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> list[Any] | None:
-    """The programs stored there, if `check` accepts their memory; None if none can be loaded."""
+    """The programs stored at `place`, if `check` accepts their memory needs; None if they cannot be loaded."""
     if place is None:
         return None
     try:
@@ -88,61 +88,61 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
         return None
     check(needs)
 
-    def made(code: bytes, taken: Any, given: Any) -> Any:
+    def restore(code: bytes, in_tree: Any, out_tree: Any) -> Any:
         return serialize_executable.deserialize_and_load(
-            zlib.decompress(code), taken, given, backend=devices[0].client, execution_devices=devices
+            zlib.decompress(code), in_tree, out_tree, backend=devices[0].client, execution_devices=devices
         )
 
-    with contextlib.suppress(Exception):  # a cache that cannot be written is used, too
-        _put(place)
-    with contextlib.suppress(Exception):  # XLA may refuse them
-        return side_by_side("load", made, *zip(*programs))
+    with contextlib.suppress(Exception):  # a read-only cache is used, too
+        _write(place)
+    with contextlib.suppress(Exception):  # XLA may refuse to load them
+        return side_by_side("load", restore, *zip(*programs))
     return None
 
 
 @contextlib.contextmanager
 def found_by_jax(place: Path | None) -> Iterator[list[str]]:
-    """The hits in JAX's cache meanwhile.
+    """Collect the hits in JAX's own cache within this context.
 
-    Over a damaged file that cache is off: a program from it could not be stored again, see `keep`.
+    If the file at `place` is damaged, that cache is off: a program loaded from it cannot be stored, see `keep`.
     """
     hits: list[str] = []
-    note = lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
+    record = lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
     damaged = place is not None and place.exists()
     if damaged:
-        _let_jax_look(False)
-    jax.monitoring.register_event_listener(note)
+        _switch_jax_cache(False)
+    jax.monitoring.register_event_listener(record)
     try:
         yield hits
     finally:
-        jax.monitoring.unregister_event_listener(note)
+        jax.monitoring.unregister_event_listener(record)
         if damaged:
-            _let_jax_look(True)
+            _switch_jax_cache(True)
 
 
-def _let_jax_look(there: bool) -> None:
-    jax.config.update("jax_enable_compilation_cache", there)
-    compilation_cache.reset_cache()  # it settles at first whether it is used
+def _switch_jax_cache(on: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", on)
+    compilation_cache.reset_cache()  # JAX decides at the first use whether its cache is on
 
 
 def keep(
     place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any, hits: Sequence[str]
 ) -> None:
-    """Store programs and their memory, unless JAX had one: it stores a loaded program without its code."""
+    """Store programs and their memory needs, unless JAX had one cached: XLA writes a loaded program without code."""
     if place is None or hits:
         return
     with contextlib.suppress(Exception):
-        written = list(map(serialize_executable.serialize, programs))
+        serialized = list(map(serialize_executable.serialize, programs))
         if jax.default_backend() == "cpu" and not all(
-            any(map(one[0].__contains__, OBJECTS)) for one in written
+            any(map(one[0].__contains__, OBJECTS)) for one in serialized
         ):
             return
-        data = pickle.dumps((needs, [(zlib.compress(code, 1), *trees) for code, *trees in written]))
-        _put(place, hashlib.sha256(data).digest() + data)
+        data = pickle.dumps((needs, [(zlib.compress(code, 1), *trees) for code, *trees in serialized]))
+        _write(place, hashlib.sha256(data).digest() + data)
 
 
-def _put(place: Path, data: bytes | None = None) -> None:
-    """Write a file, or nothing, and that it was used now, as JAX does: it drops those unused for longest."""
+def _write(place: Path, data: bytes | None = None) -> None:
+    """Record the time of use as JAX does, which evicts the least recently used files; write `data` if given."""
     with filelock.FileLock(place.with_name(".lockfile"), timeout=10):  # the lock that JAX takes
         place.with_name(place.name.replace("-cache", "-atime")).write_bytes(
             time.time_ns().to_bytes(8, "little")

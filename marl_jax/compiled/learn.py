@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from marl_jax.compiled.alphabet import join
 from marl_jax.compiled.cast import Cast, rates
 from marl_jax.compiled.columns import Columns
-from marl_jax.compiled.packing import Rows, Taken, line_of, take
+from marl_jax.compiled.packing import Pack, Rows, line_of, take
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.widths import by_width, over_seeds
 from marl_jax.learning import update_programs, work
@@ -219,7 +219,7 @@ class _Work:
         size, sampled, widths = _shape(rows, self.config.batch)
         line, most = line_of(rows), rows.targets.shape[1]
 
-        def add(held: Any, taken: Taken, seen: int) -> Any:
+        def add(held: Any, taken: Pack, seen: int) -> Any:
             (parts, loss, counted), _, values = held
             batch = dataclasses.replace(taken.batch, table=(taken.batch.table[0][..., -seen:],))
             if anchored:

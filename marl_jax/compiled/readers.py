@@ -1,4 +1,4 @@
-"""Readers in arrays for the hosted readers of calls: the readers of `workflows.parse`, and the answers of tasks.
+"""Array forms of the readers that calls have on the hosted road: those of `workflows.parse`, and of task answers.
 
 codes uint8 [B, N] (0 behind the end) ──► Read: the answers of B texts
 
@@ -25,11 +25,11 @@ class Read(NamedTuple):
 
     readable: jax.Array  # Bool[B]
     choice: jax.Array  # Int[B], as in the table: a verdict, a pick, else -1
-    right: jax.Array  # Bool[B], of an answer
-    beyond: jax.Array  # Bool[B], an answer that is right or wrong in a way that arrays do not know
+    right: jax.Array  # Bool[B], the answer is right
+    beyond: jax.Array  # Bool[B], arrays cannot tell whether the answer is right
     key: jax.Array  # uint32 [B, 2], equal for equal answers
     parts: jax.Array  # uint8 [B, K, N], the parts of a plan
-    count: jax.Array  # type: ignore[assignment]  # Int[B], of them
+    count: jax.Array  # type: ignore[assignment]  # Int[B], number of parts
 
 
 Reader = Callable[[Text, Any], Read]  # texts, references [B, ...]
@@ -67,15 +67,15 @@ def verdict(text: Text, _: jax.Array) -> Read:
     return _chosen(text, role_readers.verdict)
 
 
-def _chosen(text: Text, of: Callable[[jax.Array], jax.Array]) -> Read:
-    choice = jax.vmap(of)(text.chars)
+def _chosen(text: Text, choose: Callable[[jax.Array], jax.Array]) -> Read:
+    choice = jax.vmap(choose)(text.chars)
     return _blank(text)._replace(readable=choice >= 0, choice=choice)
 
 
 def plan(text: Text, _: jax.Array, *, limit: int) -> Read:
     """`parse.plan_of`."""
-    ways, count = jax.vmap(functools.partial(role_readers.strategies, limit=limit))(text.chars, text.length)
-    return _blank(text)._replace(readable=count > 0, parts=ways.chars, count=count)
+    parts, count = jax.vmap(functools.partial(role_readers.strategies, limit=limit))(text.chars, text.length)
+    return _blank(text)._replace(readable=count > 0, parts=parts.chars, count=count)
 
 
 FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
@@ -101,7 +101,7 @@ def form_of(reader: Callable[..., Any] | None, role: str, family: Family) -> Rea
 
 
 def same_reader(reader: Any) -> Any:
-    """Equal for readers that read alike."""
+    """A key that is equal for readers that do the same."""
     return (
         (reader.func, *sorted(reader.keywords.items())) if isinstance(reader, functools.partial) else reader
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from marl_jax.compiled.alphabet import join, spell, tokenise
 from marl_jax.compiled.cast import Cast
-from marl_jax.compiled.decoding import Voice, speak
+from marl_jax.compiled.decoding import Static, decode
 from marl_jax.compiled.readers import Read, form_of, same_reader
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
@@ -250,14 +250,14 @@ class Stage:
             noise=noise,
             adapter=None,
         )
-        voice = Voice(
+        static = Static(
             cast.parts.model,
             cast.parts.lora_scale,
             Features(min_new=settings.min_new_tokens > 0),
             settings.max_new_tokens,
             self._seeds_axis,
         )
-        out = speak(voice, *self._weights[policy], prompts, length, lanes, forced)
+        out = decode(static, *self._weights[policy], prompts, length, lanes, forced)
         share = self.episodes * count // len(prompts)
         apart = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
         shown, shown_length, cut = (apart(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))

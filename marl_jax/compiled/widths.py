@@ -1,8 +1,8 @@
-"""Static widths for varying sizes: a switch over a few of them, and rows sorted into blocks that each take one.
+"""Static widths for varying sizes: a switch over a few widths, and blocks of sorted rows that each take one width.
 
     rows by length ─sort─► blocks of R rows ─scan─► each block in the smallest of a few widths that holds it
 
-A switch stays one only while its index is no batch: under `vmap` over seeds it is the largest over their axis.
+A switch stays a switch only if its index is not batched: under `vmap` over seeds, it is the largest of all seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 def ladder(longest: int) -> tuple[int, ...]:
-    """Half of the longest, in multiples of 8, and the longest. Each width is a program.
+    """Half of the longest, rounded up to a multiple of 8, and the longest. Each width is a program.
 
-    Bounds add up the longest that every text may be, and most texts take a third to a half of theirs.
+    `longest` adds up the largest lengths of all texts, and most texts take a third to a half of theirs.
     """
     half = -(-longest // 16) * 8
     return (half, longest) if half < longest else (longest,)
 
 
 def over_seeds(value: jax.Array, seeds_axis: str | None) -> jax.Array:
-    """The largest over the seeds that are computed side by side: one number for all of them."""
+    """The largest value of the seeds that are mapped by `vmap`: one number for all of them."""
     return value if seeds_axis is None else jax.lax.pmax(value, seeds_axis)
 
 
@@ -48,24 +48,24 @@ def in_blocks(
 ) -> Any:
     """`of(rows [R], width) -> values [R, ...]` over all rows, block by block: values [N, ...].
 
-    Rows beyond the last are N and more. Blocks of rows that need nothing are skipped; their values are 0.
+    Blocks are padded with row indices from N on. Blocks of rows that need nothing are skipped; their values are 0.
     """
     count = len(length)
     rows = min(rows, count)
     blocks = -(-count // rows)
     order = jnp.concatenate([jnp.argsort(length, stable=True), jnp.arange(count, blocks * rows)])
     order = order.reshape(blocks, rows)
-    blank = jax.eval_shape(lambda some: of(some, widths[0]), order[0])
-    nothing = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
-    branches = [nothing, *(lambda some, width=width: of(some, width) for width in widths)]
+    shapes = jax.eval_shape(lambda indices: of(indices, widths[0]), order[0])
+    skip = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    branches = [skip, *(lambda indices, width=width: of(indices, width) for width in widths)]
 
-    def block(values: Any, some: jax.Array) -> tuple[Any, None]:
-        need = over_seeds(jnp.max(length.at[some].get(mode="fill", fill_value=0)), seeds_axis)
+    def block(values: Any, indices: jax.Array) -> tuple[Any, None]:
+        need = over_seeds(jnp.max(length.at[indices].get(mode="fill", fill_value=0)), seeds_axis)
         which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
-        found = jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
-        return jax.tree.map(lambda x, new: x.at[some].set(new, **UNIQUE), values, found), None
+        results = jax.lax.switch(jnp.minimum(which, len(widths)), branches, indices)
+        return jax.tree.map(lambda x, new: x.at[indices].set(new, **UNIQUE), values, results), None
 
-    # All rows are written below. Zeros that depend on no input XLA would make first, and hold until then.
+    # All rows are overwritten below. The zeros depend on an input: XLA would make constants first and keep them.
     zero = jnp.minimum(length[0], 0)
-    values = jax.tree.map(lambda x: jnp.full((count, *x.shape[1:]), zero, x.dtype), blank)
+    values = jax.tree.map(lambda x: jnp.full((count, *x.shape[1:]), zero, x.dtype), shapes)
     return jax.lax.scan(block, values, order)[0]

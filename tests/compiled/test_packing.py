@@ -29,15 +29,15 @@ def made_up(seed, prompts, samples, shared, lengths=(1, 40), learn=0.8):
         row=count,
         group=jnp.array(group),
         stem=padded(stem, 80),
-        stems=jnp.array([*map(len, stem)]),
+        stem_length=jnp.array([*map(len, stem)]),
         tokens=padded([own + text for own, text in zip(rest, texts)], 45 if shared else 75),
-        ahead=jnp.array([*map(len, rest)]),
-        said=jnp.array(np.where(learned, [*map(len, texts)], 0)),
+        rest=jnp.array([*map(len, rest)]),
+        target_count=jnp.array(np.where(learned, [*map(len, texts)], 0)),
         targets=padded(texts, 45),
         logprobs=-1.0 * padded(texts, 45),
         advantage=1.0 * count,
         temperature=1.0 + count,
-        anchor=0.5 * count,
+        kl_coef=0.5 * count,
     )
     return rows, [
         (stem[g] + own, text, bool(taught)) for g, own, text, taught in zip(group, rest, texts, learned)
@@ -48,7 +48,7 @@ def packs_of(rows, size=SIZE, sampled=SAMPLED):
     line = line_of(rows)
     pack = jax.jit(lambda first: take(rows, line, first, size, sampled))
     first, packs = 0, []
-    while first < len(rows.row) and int(rows.said.sum() - line.target[first]) > 0:
+    while first < len(rows.row) and int(rows.target_count.sum() - line.target[first]) > 0:
         packs.append(jax.tree.map(np.asarray, pack(jnp.int32(first))))
         first = int(packs[-1].stop)
     return packs
@@ -94,7 +94,7 @@ def test_targets_may_be_what_a_pack_has_no_more_room_for():
 def test_little_is_computed_in_vain(shared):
     """A pack is left with room for less than its next row; here that was 9 and 11% of the tokens."""
     rows, _ = made_up(1, prompts=32, samples=16, shared=shared, learn=1.0)
-    live, size = int(rows.stems.sum() + rows.fed.sum()), 1024
+    live, size = int(rows.stem_length.sum() + rows.fed.sum()), 1024
     assert len(packs_of(rows, size, size)) * size <= 1.12 * live
 
 
