@@ -1,6 +1,6 @@
-"""The update as part of the step: rows in packs, each role's gradient apart, one optimiser step per policy.
+"""The update as part of the step: rows in packs, a separate gradient for each role, one optimiser step per policy.
 
-    rows of a unit ─take─► pack by pack update_programs.accumulate ─► parts ─sum of devices─► update_programs.apply
+    rows of a unit ─take─► pack by pack update_programs.accumulate ─► parts ─sum over devices─► update_programs.apply
 
 The programs are the hosted learner's; only the rows of each pack differ, which changes sums by rounding alone.
 """
@@ -30,8 +30,8 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of, roles_of
 
 _ALL = jnp.iinfo(jnp.int32).max
-MOST_STEM = 32  # tokens of a stem where prompts are not equal; 64 of them were no faster
-# Without the donation of the hosted learner: who calls the step keeps the state that it was given.
+MOST_STEM = 32  # the longest stem, in tokens, where prompts are not equal; 64 tokens were no faster
+# Unlike in the hosted learner, no argument is donated: the caller of the step keeps its state.
 _apply = jax.jit(update_programs.apply.__wrapped__, static_argnames="settings")  # type: ignore[attr-defined]
 Unit = Any  # a role, (role, slot), or None for all rows
 
@@ -44,22 +44,22 @@ class Axes:
     data: str | None = flax.struct.field(pytree_node=False, default=None)
 
     def sum(self, tree: Any) -> Any:
-        """Over the devices that share the episodes."""
+        """The sum over the devices that the episodes are sharded over."""
         return tree if self.data is None else jax.lax.psum(tree, self.data)
 
 
 def ready(cast: Cast, columns: Columns) -> Columns:
-    """The table before anything is learned of it: which rows train, of roles that are not frozen; no log-probs yet."""
+    """The table before the update: `trains` marks the rows of roles that are not frozen; log-probs are still 0."""
     frozen = cast.config.policies.frozen_roles
     learns = jnp.array([not is_frozen(cue.role, cue.slot, frozen) for cue in columns.cues])
     trains = (columns.table.length > 0) & jnp.tile(learns, len(columns.answer))
-    none = jnp.zeros(columns.table.tokens.shape, jnp.float32)
+    zeros = jnp.zeros(columns.table.tokens.shape, jnp.float32)
     anchored = cast.config.learner.interventions.kl_coef
     return columns.replace(
         table=columns.table.replace(trains=trains),
-        logp=none,
-        entropy=none,
-        ref_logp=none if anchored else None,
+        logp=zeros,
+        entropy=zeros,
+        ref_logp=zeros if anchored else None,
     )
 
 
@@ -70,24 +70,24 @@ def learn(
     columns: Columns,
     axes: Axes,
 ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
-    """The new policy and its state, the table with its log-probs and entropy, and the metrics of the optimiser."""
+    """The new policy and its state, the table with its log-probs and entropy, and the metrics of the update."""
     trains = cast.config.learner.interventions.trains
-    in_turn = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
-    trained = columns.table.trains & in_turn[columns.table.role]
+    role_trains = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
+    trained = columns.table.trains & role_trains[columns.table.role]
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
     now = state.learner[policy]
-    ticks = rates(cast.config, policy, len(state.trees))
+    schedule = rates(cast.config, policy, len(state.trees))
     clock: Any = now.steps
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
-    rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
-    work = _Work(cast, policy, columns, trained, axes)
-    return work.update(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
+    rate = schedule[jnp.minimum(clock, len(schedule) - 1)]
+    update = _Update(cast, policy, columns, trained, axes)
+    return update.run(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
-    """The keys by which a policy's gradients are kept apart, and the role of each."""
+    """The units of a policy, each with a gradient of its own, and the role of each unit."""
     calls = [(cue.role, cue.slot) for cue in cues if _owner(cast, cue) == policy]
     return work.units_of(cast.config.learner, roles_of(cast.config.policies.map, policy), calls)
 
@@ -96,8 +96,8 @@ def _owner(cast: Cast, cue: Cue) -> str:
     return policy_of(cast.config.policies.map, cue.role, cue.slot)
 
 
-class _Work:
-    """The work of a step for one policy."""
+class _Update:
+    """The update of one policy in a step."""
 
     def __init__(self, cast: Cast, policy: str, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
@@ -109,15 +109,15 @@ class _Work:
         network = Qwen3(cast.parts.model, cast.parts.lora_scale, policies.remat, policies.attention)
         self.settings = update_programs.Settings.of(network, config)
 
-    def update(
+    def run(
         self, tree: Tree, state: LearnerState, rate: jax.Array, frozen: Tree | None, reference: Tree | None
     ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
-        """New weights and state; both as they were where no row trains them."""
+        """New weights and state; if no row trains, the old ones with one more empty step counted."""
         config, columns = self.config, self.columns
         parts = update_programs.nothing(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
         for number, unit in enumerate(self.units):
-            for places in self._together(unit):
+            for places in self._places_of(unit):
                 rows = self._rows(places)
                 carry, columns = self._add(number, rows, carry, columns, tree, frozen, reference)
         parts, loss, (filled, computed) = self.axes.sum(carry)
@@ -140,13 +140,13 @@ class _Work:
             updates=state.updates + finite,
             skipped=state.skipped + 1 - finite,
         )
-        chosen = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
+        select = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
         metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
         metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
-        return chosen(new, tree), chosen(moved, state.replace(empty=state.empty + 1)), columns, metrics
+        return select(new, tree), select(moved, state.replace(empty=state.empty + 1)), columns, metrics
 
-    def _together(self, unit: Unit) -> list[list[int]]:
-        """The places of a unit: those whose prompts a problem's episodes share, prompt by prompt, then the others."""
+    def _places_of(self, unit: Unit) -> list[list[int]]:
+        """The places of a unit in lists: one per prompt that a problem's episodes share, one for all other calls."""
         config, cues, shared = self.config, self.columns.cues, self.columns.shared
         groups: dict[Any, list[int]] = {}
         for place in self.places:
@@ -155,24 +155,24 @@ class _Work:
         return list(groups.values())
 
     def _rows(self, places: Sequence[int]) -> Rows:
-        """The rows of these calls in groups of a problem, those with the longest rows last."""
+        """The rows of these calls, one group per problem; groups with the longest rows come last."""
         columns, table, samples = self.columns, self.columns.table, self.cast.samples
         prompt, most = (max(columns.widths[place][side] for place in places) for side in (0, 1))
-        whole = columns.shared[places[0]]  # they share all of it
+        equal = columns.shared[places[0]]  # their prompts are equal: the stem is the complete prompt
         row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
         row = row.reshape(-1, samples * len(places))
-        stem, stems = self._stems(row, prompt if whole else min(prompt, MOST_STEM))
-        ahead = columns.prompt_length[row] - stems[:, None]
-        need = jnp.where(self.trained[row], ahead + table.length[row], 0).max(axis=1)
+        stem, stems = self._stems(row, prompt if equal else min(prompt, MOST_STEM))
+        rest = columns.prompt_length[row] - stems[:, None]
+        need = jnp.where(self.trained[row], rest + table.length[row], 0).max(axis=1)
         order = jnp.argsort(need)
         group = jnp.arange(row.size) // row.shape[1]
-        row, ahead = row[order].reshape(-1), ahead[order].reshape(-1)
+        row, rest = row[order].reshape(-1), rest[order].reshape(-1)
         pieces = [
             (table.prompt[row, :prompt], columns.prompt_length[row]),
             (table.tokens[row, :most], table.length[row]),
         ]
-        text, width = join(pieces, prompt + most)[0], most if whole else prompt + most - 1
-        behind = stems[order][group, None] + jnp.arange(width)
+        text, width = join(pieces, prompt + most)[0], most if equal else prompt + most - 1
+        index = stems[order][group, None] + jnp.arange(width)
         anchors = self.config.interventions.kl_coef
         anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)
         return Rows(
@@ -180,8 +180,8 @@ class _Work:
             group,
             stem[order],
             stems[order],
-            jnp.take_along_axis(text, jnp.minimum(behind, text.shape[1] - 1), axis=1),
-            ahead,
+            jnp.take_along_axis(text, jnp.minimum(index, text.shape[1] - 1), axis=1),
+            rest,
             jnp.where(self.trained[row], table.length[row], 0),
             table.tokens[row, :most],
             table.logprobs[row, :most],
@@ -191,7 +191,7 @@ class _Work:
         )
 
     def _stems(self, row: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-        """What all prompts of the rows [G, B] that are learned begin with, [G, most] tokens, and how many they are."""
+        """The common beginning of the prompts of the rows [G, B] that train: tokens [G, most], and its length [G]."""
         prompts, learned = self.columns.table.prompt[row, :most], self.trained[row]
         first = jnp.take_along_axis(prompts, jnp.argmax(learned, axis=1)[:, None, None], axis=1)
         same = (prompts == first) & (jnp.arange(most) < self.columns.prompt_length[row][..., None])
@@ -207,7 +207,7 @@ class _Work:
         frozen: Tree | None,
         reference: Tree | None,
     ) -> tuple[Any, Columns]:
-        """(parts and denominator, loss, places filled and computed) with rows of one unit; the table with log-probs."""
+        """(parts and denominator, loss, positions filled and computed) plus rows of a unit; columns with log-probs."""
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
             update_programs.accumulate,
@@ -219,25 +219,25 @@ class _Work:
         size, sampled, widths = _shape(rows, self.config.batch)
         line, most = line_of(rows), rows.targets.shape[1]
 
-        def add(held: Any, taken: Pack, seen: int) -> Any:
-            (parts, loss, counted), _, values = held
+        def add(state: Any, taken: Pack, seen: int) -> Any:
+            (parts, loss, counted), _, values = state
             batch = dataclasses.replace(taken.batch, table=(taken.batch.table[0][..., -seen:],))
             if anchored:
                 score = update_programs.score(self.settings, reference, frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
             parts, (more_loss, *values_of) = accumulate(parts, tree, frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
-            # The places of a pack's tokens differ (`packing.take`).
+            # Each (row, column) occurs once in a pack (`packing.take`).
             put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **UNIQUE)
             carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
             return carry, taken.stop, list(map(put, values, (*values_of, batch.ref_logp)))
 
-        def step(held: Any) -> Any:
-            taken = take(rows, line, held[1], size, sampled)
-            return by_width(taken.need, widths, lambda seen: add(held, taken, seen), self.axes.seeds)
+        def step(state: Any) -> Any:
+            taken = take(rows, line, state[1], size, sampled)
+            return by_width(taken.need, widths, lambda seen: add(state, taken, seen), self.axes.seeds)
 
-        def more(held: Any) -> jax.Array:
-            left = rows.said.sum() - line.target.at[held[1]].get(mode="fill", fill_value=_ALL)
+        def unfinished(state: Any) -> jax.Array:
+            left = rows.target_count.sum() - line.target.at[state[1]].get(mode="fill", fill_value=_ALL)
             return over_seeds((left > 0).astype(jnp.int32), self.axes.seeds) > 0
 
         if carry[1] is None:
@@ -246,7 +246,7 @@ class _Work:
             carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
         values = [jnp.zeros((len(rows.row), most), jnp.float32)] * 3
         with jax.named_scope("packs"):
-            carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
+            carry, _, values = jax.lax.while_loop(unfinished, step, (carry, jnp.int32(0), values))
         new = {
             name: None if old is None else old.at[rows.row, :most].set(value, **UNIQUE)
             for (name, old), value in zip(evidence(columns).items(), values)
@@ -254,7 +254,7 @@ class _Work:
         return carry, columns.replace(**new)
 
     def _calls(self) -> jax.Array:
-        """As `learning.work.calls_by_slot` has it."""
+        """Numbers of calls [roles, slots], as `learning.work.calls_by_slot` returns them."""
         table, cues = self.columns.table, self.columns.cues
         counts = self.axes.sum(jnp.sum(table.trains.reshape(-1, len(cues)), axis=0))
         slots = sorted({0, *(cues[place].slot for place in self.places)})
@@ -265,18 +265,18 @@ class _Work:
 
 
 def evidence(columns: Columns) -> dict[str, Any]:
-    """The numbers that the learner computes for rows."""
+    """The columns that the learner computes."""
     return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}
 
 
 def _shape(rows: Rows, config: BatchConfig) -> tuple[int, int, tuple[int, ...]]:
-    """Tokens of a pack, its most targets, and the most blocks that one of its blocks may see."""
+    """The tokens of a pack, the most targets in it, and the widths to choose from for its table."""
     (_, prompt), (_, length), (_, most) = rows.stem.shape, rows.tokens.shape, rows.targets.shape
     if jax.default_backend() != "cpu":
         config = dataclasses.replace(config, slice_tokens=0)
     size = common_blocks(blocks_of(prompt + length), config) * BLOCK
     if length == most:
         return size, size, (rows.seen,)
-    # Most prompts are a third to a half as long as they may be, and long rows come last.
+    # Most prompts have a third to a half of their largest length, and long rows come last.
     quarters = min(4, -(-6 * most // length))
     return size, size * quarters // 4, tuple(sorted({int(rows.seen_by(length // 3)), rows.seen}))

@@ -1,9 +1,9 @@
 """The script of a workflow: a dry run of its hosted generator on placeholders, call by call.
 
-    task and completions are marks ──generator, prompts, chat template──► texts with marks ──► pieces of each prompt
+    marks as task and completions ──generator, prompts, chat template──► texts with marks ──► pieces of each prompt
 
-So the Markdown of the prompts is their only source. A piece is a text in codes, or a field that an episode fills: the
-question, an earlier completion, or one part of it.
+So the only source of prompts is their Markdown. A piece is a constant text in codes, or a field that each episode
+fills: the question, an earlier completion, or one part of it.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ from marl_jax.task import Family
 from marl_jax.workflows.api import Call, Completion, Workflow
 from marl_jax.workflows.render import Prompts
 
-PARTS = 32  # of one call's text, that prompts may show
-_FIRST, _LAST = 0xF0000, 0xFFFFD  # marks are characters of a private plane
+PARTS = 32  # the most parts of one call's text that prompts may show
+_FIRST, _LAST = 0xF0000, 0xFFFFD  # marks are characters of a private-use plane
 _MARK = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A place of a prompt that is filled for every episode."""
+    """A field of a prompt, filled in every episode."""
 
-    call: int | None = None  # the call of the text, counted in the order of the script; None: the question
+    call: int | None = None  # number of the call in the script whose text is shown; None: the question
     part: int | None = None  # of that text; None: all of it
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A part of a prompt that is always the same."""
+    """A constant part of a prompt."""
 
     codes: bytes
-    tokens: int  # that it is by itself
+    tokens: int  # their number if the text is tokenised alone
 
 
 Piece = Text | Field
@@ -76,27 +76,27 @@ def dry_run(
     family: Family,
     texts: Mapping[int, str],
 ) -> list[list[Cue]]:
-    """The calls of an episode by batch. `texts` are completions in place of marks, by the number of their call."""
+    """The calls of an episode, batch by batch. `texts` {number of a call: its completion} replace marks."""
     if "rng" in inspect.signature(workflow.fn).parameters:
         raise NoArrayForm(f"workflow '{workflow.name}' draws at random, which has no form in arrays")
     turns, numbers = dict[tuple[str, int], int](), itertools.count()
     batches, written = list[list[Cue]](), list[tuple[Call, str]]()
 
-    def said(number: int) -> Completion:
+    def completion_of(number: int) -> Completion:
         return Completion(texts.get(number, mark(number)), (), (), "stop", None, number)
 
-    for items in _played(workflow, prompts, _Asked(family, mark()), said):
+    for items in _played(workflow, prompts, _DryTask(family, mark()), completion_of):
         batch = list[Cue]()
         for item in items:
             if not isinstance(item, Call):
-                what = type(item).__name__
-                raise NoArrayForm(f"workflow '{workflow.name}' yields a {what}, which has no form in arrays")
+                kind = type(item).__name__
+                raise NoArrayForm(f"workflow '{workflow.name}' yields a {kind}, which has no form in arrays")
             if item.about is not None or item.labels:
                 raise NoArrayForm(
                     f"a call of '{item.role}' has labels or is about another task, which has no form in arrays"
                 )
-            seat, rendered = (item.role, item.slot), chat.texts(item.messages, after=item.after is not None)
-            if seat in {(cue.role, cue.slot) for cue in batch}:
+            key, rendered = (item.role, item.slot), chat.texts(item.messages, after=item.after is not None)
+            if key in {(cue.role, cue.slot) for cue in batch}:
                 raise NoArrayForm(
                     f"two parallel calls of '{item.role}' that share slot {item.slot} have no form in arrays"
                 )
@@ -104,7 +104,7 @@ def dry_run(
                 Cue(
                     item.role,
                     item.slot,
-                    turns.get(seat, 0),
+                    turns.get(key, 0),
                     next(numbers),
                     _pieces(rendered, alphabet, item.role),
                     tuple(read.call for read in item.reads),
@@ -112,10 +112,10 @@ def dry_run(
                     item.read,
                 )
             )
-            turns[seat] = turns.get(seat, 0) + 1
+            turns[key] = turns.get(key, 0) + 1
             written.append((item, rendered[0]))
         batches += [batch] if batch else []
-    if role := _role_shown_else(workflow, prompts, chat, family, texts, written):
+    if role := _first_changed_role(workflow, prompts, chat, family, texts, written):
         raise NoArrayForm(
             f"a prompt of role '{role}' that shows a changed text, or goes by what was read, has no form in arrays"
         )
@@ -123,8 +123,8 @@ def dry_run(
 
 
 @dataclasses.dataclass
-class _Asked:
-    """The task of a dry run: a form knows of no more."""
+class _DryTask:
+    """The task of a dry run: forms in arrays know no other fields."""
 
     family: Family
     question: str
@@ -136,9 +136,9 @@ class _Asked:
 
 
 def _played(
-    workflow: Workflow, prompts: Prompts, task: Any, said: Callable[[int], Completion]
+    workflow: Workflow, prompts: Prompts, task: Any, completion_of: Callable[[int], Completion]
 ) -> Iterator[list[Any]]:
-    """What it yields, batch by batch; `said(number)` are the completions of its calls."""
+    """The items that the workflow yields, batch by batch; `completion_of(number)` are the completions of its calls."""
     script, numbers, reply = workflow(task, prompts), itertools.count(), None
     while True:
         try:
@@ -155,11 +155,11 @@ def _played(
         several = isinstance(yielded, list | tuple)
         items = list(yielded) if several else [yielded]
         yield items
-        replies = [said(next(numbers)) for _ in items]
+        replies = [completion_of(next(numbers)) for _ in items]
         reply = replies if several else replies[0]
 
 
-def _role_shown_else(
+def _first_changed_role(
     workflow: Workflow,
     prompts: Prompts,
     chat: Chat,
@@ -167,21 +167,21 @@ def _role_shown_else(
     texts: Mapping[int, str],
     written: Sequence[tuple[Call, str]],  # the calls of a dry run, and the text that each adds
 ) -> str | None:
-    """The role of the first call that adds another text than that, with its fields filled, where all says more."""
+    """The role of the first call that adds another text than `written` with its marks filled, in a second dry run."""
     filled = {mark(): f"aB {mark()} cD"}
     filled |= {mark(call): f" aB\n{mark(call)}\n{'cD ' * 400}" for call in range(len(written))}
     table = str.maketrans(filled)
 
-    def said(call: int) -> Completion:
+    def completion_of(call: int) -> Completion:
         text, answer = (texts[call], None) if call in texts else (filled.get(mark(call), ""), "?")
         return Completion(text, (), (), "stop", answer, call)
 
-    again = _played(workflow, prompts, _Asked(family, filled[mark()]), said)
-    with contextlib.suppress(NoArrayForm):  # such as an answer that is no number
-        for (call, text), other in zip(written, itertools.chain.from_iterable(again)):
-            if not isinstance(other, Call) or (call.role, call.slot) != (other.role, other.slot):
+    again = _played(workflow, prompts, _DryTask(family, filled[mark()]), completion_of)
+    with contextlib.suppress(NoArrayForm):  # raised, for example, where a workflow needs a number as answer
+        for (call, text), second in zip(written, itertools.chain.from_iterable(again)):
+            if not isinstance(second, Call) or (call.role, call.slot) != (second.role, second.slot):
                 return None
-            if chat.texts(other.messages, after=other.after is not None) != [text.translate(table)]:
+            if chat.texts(second.messages, after=second.after is not None) != [text.translate(table)]:
                 return call.role
     return None
 

@@ -1,12 +1,12 @@
-"""The stage: the vocabulary in which a workflow is said in arrays, all episodes at once.
+"""The stage: the interface on which the array form of a workflow plays all episodes at once.
 
     @voting.arrays
     def voting_in_arrays(stage, *, votes):
         drafts = stage.say()                                    # the next calls of the script, in all episodes
         return drafts.at(stage.say().choice[:, 0].clip(1) - 1)  # the answer that each episode ends with
 
-Who is called, with which prompt, reader and history, is in the script (see `script`); the form says only what follows
-from what was read: `end` masks episodes that are over, `follow` takes another path of the script by what a plan holds.
+The script (see `script`) has the role, prompt, reader and history of each call. The form only decides what follows
+from the answers: `end` masks episodes that are over, `follow` takes the path of the script that belongs to a plan.
 """
 
 import dataclasses
@@ -33,35 +33,35 @@ from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
 from marl_jax.sampling.programs import Features, Lanes
 
-OUTSIDE = 1 << 30  # the place of a call that is none: what is looked up there is not finite
-FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
+OUTSIDE = 1 << 30  # the place of a call that does not exist: a grade looked up there is not finite
+FEW = 1 << 16  # this many characters are tokenised as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
 # Tokens [B, P], their lengths [B], and how many were cut off [B].
 Prompts = tuple[jax.Array, jax.Array, jax.Array]
-_calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # of an episode
+_calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # calls per episode
 
 
 @dataclasses.dataclass
 class Line:
-    """One call of all episodes: what becomes a row of the table for each."""
+    """One call of the script in all episodes, and later one row of the table per episode."""
 
-    cue: Cue  # as on the first path that has it
+    cue: Cue  # that of the first path with this call
     policy: str
     made: Any  # Bool[E]
-    reads: Any  # Int[E, R], places on the stage
+    reads: Any  # Int[E, R], places of calls: their indices in `Stage.lines`
     bound: int  # the most tokens of its prompt
-    by_task: bool = False  # all episodes of a problem, of which there are several, have the same prompt
+    by_task: bool = False  # a problem has several episodes, and all of them have the same prompt
     prompt: Any = None  # Rows [E, P]
-    cut: Any = None  # Int[E], tokens taken off its end so that it fits
+    cut: Any = None  # Int[E], tokens cut off the end of the prompt so that it fits
     tokens: Any = None  # Int[E, M]
     logprobs: Any = None
-    length: Any = None  # Int[E], 0 where it was not made
-    codes: Any = None  # what it spells, Rows [E, S]
-    read: Any = None  # `Read` of E texts, None before anybody asks, see `Stage.read`
+    length: Any = None  # Int[E], 0 where the call was not made
+    codes: Any = None  # text of the completion, Rows [E, S]
+    read: Any = None  # `Read` of E texts, None until `Stage.read` is asked for it
 
 
 class Said:
-    """What parallel calls said, in E episodes. An answer is a place on the stage, Int[E]: the call that says it."""
+    """The completions of n parallel calls in E episodes. An answer is its call's place in `Stage.lines`, Int[E]."""
 
     def __init__(self, stage: "Stage", first: int, lines: Sequence[Line]):
         self._stage, self._first, self._lines = stage, first, lines
@@ -95,7 +95,7 @@ class Said:
         return jnp.broadcast_to(place, self.made.shape[:1])
 
     def over(self, before: jax.Array | None) -> jax.Array:
-        """The answer of the one call; that from before in episodes that did not make it."""
+        """The answer of a single call; in episodes that did not make the call, the answer `before`."""
         return self.at(0) if before is None else jnp.where(self.made[:, 0], self.at(0), before)
 
     def majority(self) -> jax.Array:
@@ -103,7 +103,7 @@ class Said:
         return self.at(jax.vmap(majority)(self._read("key"), self.readable & self.made))
 
     def part(self, number: int) -> str:
-        """The mark of a part of the one call's text, for the texts of `Stage.follow`."""
+        """The mark of a part of a single call's text, for the texts of `Stage.follow`."""
         return mark(self._lines[0].cue.call, number)
 
     def _read(self, name: str) -> jax.Array:
@@ -116,7 +116,7 @@ class Stage:
     def __init__(
         self,
         cast: Cast,
-        weights: Mapping[str, tuple[Tree, Tree | None]],  # by policy: all weights, and the adapter on them
+        weights: Mapping[str, tuple[Tree, Tree | None]],  # by policy: all weights, and their adapter
         tasks: Any,  # `step.Tasks`
         noise: Callable[[jax.Array], jax.Array],  # Int[E, n], numbers of calls -> uint32 [E, n, 2]
         seeds_axis: str | None = None,
@@ -128,19 +128,19 @@ class Stage:
         self.episodes = episodes or len(tasks.id) * cast.samples
         self.live = jnp.ones(self.episodes, bool)
         self._scripts, self._path = [cast.script({})], jnp.zeros(self.episodes, jnp.int32)
-        self._place: list[dict[int, int]] = [{}]  # by path: the place here of each call there
+        self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
         self._batch = 0
 
     def say(self) -> Said:
-        """The next calls of the script, in the episodes that are not over."""
+        """Make the next calls of the script, in the episodes that are not over."""
         if not self.more:
             raise NoArrayForm("a form that says more calls than the script of its workflow")
         options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
         self._batch += 1
         width, first = max(map(len, options)), len(self.lines)
         seats = [[batch[i] if i < len(batch) else None for batch in options] for i in range(width)]
-        seats = [[cue and self._here(path, cue) for path, cue in enumerate(seat)] for seat in seats]
-        for i, seat in enumerate(seats):
+        seats = [[cue and self._with_places(path, cue) for path, cue in enumerate(seat)] for seat in seats]
+        for i, seat in enumerate(seats):  # a seat: one of the parallel calls, on each path
             for place, cue in zip(self._place, seat):
                 if cue is not None:
                     place[cue.call] = first + i
@@ -150,21 +150,21 @@ class Stage:
                 "parallel calls of several roles, or with several readers, have no form in arrays"
             )
         for policy in dict.fromkeys(line.policy for line in lines):
-            mine = [i for i, line in enumerate(lines) if line.policy == policy]
-            self._speak(policy, [lines[i] for i in mine], [seats[i] for i in mine])
+            indices = [i for i, line in enumerate(lines) if line.policy == policy]
+            self._sample(policy, [lines[i] for i in indices], [seats[i] for i in indices])
         self.lines += lines
         return Said(self, first, lines)
 
     @property
     def more(self) -> bool:
-        """Whether the script has calls that were not said yet."""
+        """Whether the script has calls that were not made yet."""
         return any(self._batch < len(script) for script in self._scripts)
 
     def read(self, lines: Sequence[Line]) -> list[Read]:
-        """What was read in each; whatever else has the same reader and was not read yet is read with them.
+        """The `Read` of each line; all other lines that have the same reader and no `Read` yet are read with them.
 
-        So answers, which few workflows look at while they are played, are read and graded once, in the end:
-        of all that a step plays this is the largest program.
+        So answers, which few workflows look at while they are played, are read and graded once, at the end:
+        reading and grading is the largest program of a rollout.
         """
         for line in lines:
             if line.read is None:
@@ -176,28 +176,28 @@ class Stage:
 
     def end(self, over: jax.Array) -> None:
         """Episodes that are `over` [E] make no more calls."""
-        self.live &= ~_of_episodes(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
+        self.live &= ~_checked(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
 
     def follow(self, said: Said, texts: Sequence[str], which: jax.Array) -> None:
-        """Go on by the script in which the one call says `texts[which]`, `which` being Int[E]."""
+        """Continue with the script in which the single call of `said` returns `texts[which]`, `which` Int[E]."""
         if len(self._scripts) > 1:
             raise NoArrayForm("a workflow whose path follows from two plans has no form in arrays")
-        which = _of_episodes(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
+        which = _checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = said._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
         self._place, self._path = [dict(self._place[0]) for _ in texts], which
 
     # -- one call
 
-    def _here(self, path: int, cue: Cue) -> Cue:
-        """The cue with places on the stage in place of the numbers of calls, but for its own."""
+    def _with_places(self, path: int, cue: Cue) -> Cue:
+        """The cue with places instead of the numbers of other calls; its own number is kept."""
         place = self._place[path]
 
-        def here(piece: Piece) -> Piece:
-            told = isinstance(piece, Field) and piece.call is not None
-            return Field(place[piece.call], piece.part) if told else piece  # type: ignore[index,union-attr]
+        def with_place(piece: Piece) -> Piece:
+            shows_call = isinstance(piece, Field) and piece.call is not None
+            return Field(place[piece.call], piece.part) if shows_call else piece  # type: ignore[index,union-attr]
 
-        pieces = tuple(map(here, cue.pieces))
+        pieces = tuple(map(with_place, cue.pieces))
         reads, after = tuple(map(place.__getitem__, cue.reads)), cue.after
         return dataclasses.replace(
             cue, pieces=pieces, reads=reads, after=None if after is None else place[after]
@@ -211,9 +211,9 @@ class Stage:
                 "a call that is another role's, or read otherwise, on another path has no form in arrays"
             )
         made = self.live & self._by_path([cue is not None for cue in seat])
-        shown = [own.reads if own else () for own in seat]
-        most = max(1, *map(len, shown))
-        reads = self._by_path([[*some, *[-1] * (most - len(some))] for some in shown])
+        reads_by_path = [own.reads if own else () for own in seat]
+        most = max(1, *map(len, reads_by_path))
+        reads = self._by_path([[*places, *[-1] * (most - len(places))] for places in reads_by_path])
         policy = policy_of(self.cast.config.policies.map, cue.role, cue.slot)
         bound = max(self._bound(own) for own in seat if own)
         return Line(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
@@ -221,7 +221,7 @@ class Stage:
     def _by_path(self, values: Sequence[Any]) -> jax.Array:
         return jnp.asarray(values)[self._path]
 
-    def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+    def _sample(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
         cast, role, count = self.cast, lines[0].cue.role, len(lines)
         settings = cast.settings[role]
         prompts, length, cut = self._prompts(seats)
@@ -230,22 +230,22 @@ class Stage:
         noise = self._noise(jnp.stack(calls, axis=1)).reshape(-1, 2)
         forced = None
         if self._tasks.forced is not None:
-            given = self._tasks.forced.reshape(self.episodes, *self._tasks.forced.shape[2:])
-            forced = jnp.stack([given[jnp.arange(self.episodes), call] for call in calls], axis=1)
+            all_calls = self._tasks.forced.reshape(self.episodes, *self._tasks.forced.shape[2:])
+            forced = jnp.stack([all_calls[jnp.arange(self.episodes), call] for call in calls], axis=1)
             forced = forced.reshape(len(made), -1)[:, : settings.max_new_tokens]
             sampled = settings.max_new_tokens - forced.shape[1]
             forced = jnp.pad(forced, ((0, 0), (0, sampled)), constant_values=-1)
-        every = lambda value, dtype: jnp.full(len(made), value, dtype)
+        full = lambda value, dtype: jnp.full(len(made), value, dtype)
         lanes = Lanes(
             token=None,
             position=None,
             active=made,
             generated=None,
-            max_new=every(settings.max_new_tokens, jnp.int32),
-            min_new=every(settings.min_new_tokens, jnp.int32),
-            temperature=every(settings.temperature, jnp.float32),
-            top_k=every(0, jnp.int32),
-            top_p=every(1, jnp.float32),
+            max_new=full(settings.max_new_tokens, jnp.int32),
+            min_new=full(settings.min_new_tokens, jnp.int32),
+            temperature=full(settings.temperature, jnp.float32),
+            top_k=full(0, jnp.int32),
+            top_p=full(1, jnp.float32),
             stops=jnp.broadcast_to(cast.stops[role], (len(made), len(cast.stops[role]))),
             noise=noise,
             adapter=None,
@@ -259,30 +259,30 @@ class Stage:
         )
         out = decode(static, *self._weights[policy], prompts, length, lanes, forced)
         share = self.episodes * count // len(prompts)
-        apart = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
-        shown, shown_length, cut = (apart(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
+        split = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
+        shown, shown_length, cut = (split(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
         tokens, logprobs, lengths = out
         spelled = spell(cast.alphabet, tokens, lengths, tokens.shape[1] * cast.alphabet.longest)
-        tokens, logprobs, lengths, codes, sizes = map(apart, (*out, *spelled))
+        tokens, logprobs, lengths, codes, sizes = map(split, (*out, *spelled))
         for i, line in enumerate(lines):
             line.prompt, line.by_task = (shown[:, i], shown_length[:, i]), len(prompts) < self.episodes
             line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
             line.codes, line.cut = (codes[:, i], sizes[:, i]), cut[:, i]
 
     def _bound(self, cue: Cue) -> int:
-        """The most tokens that the prompt of a call takes; refused where they may not fit.
+        """The most tokens of a call's prompt; refused if they may not fit.
 
-        It may take more where a word begins in one token and ends in the next: such a prompt is cut, and counted.
+        A prompt has more if a word begins in one token and ends in the next: then it is cut, and the cut is counted.
         """
-        said = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
+        max_new = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
         tokens = 0
         for piece in cue.pieces:
             if not isinstance(piece, Field):
                 tokens += piece.tokens
             else:
-                tokens += self._tasks.question.shape[1] if piece.call is None else said(piece.call)
+                tokens += self._tasks.question.shape[1] if piece.call is None else max_new(piece.call)
         if cue.after is not None:
-            tokens += self.lines[cue.after].bound + said(cue.after) + 1
+            tokens += self.lines[cue.after].bound + max_new(cue.after) + 1
         config, own = self.cast.config, self.cast.settings[cue.role].max_new_tokens
         most = min(config.engine.max_prompt, (config.rollout.limits.context or 1 << 30) - own)
         if tokens > most:
@@ -295,16 +295,16 @@ class Stage:
     # -- prompts
 
     def _prompts(self, seats: list[list[Cue | None]]) -> Prompts:
-        """Prompts of some lines: one for a problem where they show no completion, else one for an episode or a call."""
-        wanted = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
-        alike = len(set(wanted)) == 1
-        some = [cue for seat in seats for cue in seat if cue is not None]
-        told = any(
-            isinstance(piece, Field) and piece.call is not None for cue in some for piece in cue.pieces
+        """The prompts of parallel calls: one per problem if they show no completion, else per episode or per call."""
+        contents = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
+        alike = len(set(contents)) == 1
+        cues = [cue for seat in seats for cue in seat if cue is not None]
+        shows_completion = any(
+            isinstance(piece, Field) and piece.call is not None for cue in cues for piece in cue.pieces
         )
-        after = any(cue.after is not None for cue in some)
-        if alike and not told and not after and len({cue.pieces for cue in some}) == 1:
-            return self._written(some[0].pieces, by_task=True)
+        after = any(cue.after is not None for cue in cues)
+        if alike and not shows_completion and not after and len({cue.pieces for cue in cues}) == 1:
+            return self._written(cues[0].pieces, by_task=True)
         if alike and not after:
             return self._of_seat(seats[0])
         each = _equally_wide([self._of_seat(seat) for seat in seats])
@@ -312,7 +312,7 @@ class Stage:
         return jax.tree.map(flat, *each)
 
     def _of_seat(self, seat: list[Cue | None]) -> Prompts:
-        """The prompts [E, P] of one seat, whatever path an episode is on."""
+        """The prompts [E, P] of one call, each for the path of its episode."""
         variants: dict[Any, list[int]] = {}
         for path, cue in enumerate(seat):
             if cue is not None:
@@ -320,20 +320,20 @@ class Stage:
         written = []
         for pieces, after in variants:
             rows = self._written(pieces, by_task=False)
-            written.append(rows if after is None else self._behind(self.lines[after], rows))
+            written.append(rows if after is None else self._continued(self.lines[after], rows))
         (tokens, length, cut), *others = _equally_wide(written)
         for (other, more, off), paths in zip(others, list(variants.values())[1:]):
-            mine = self._by_path([path in paths for path in range(len(seat))])
-            tokens, length = jnp.where(mine[:, None], other, tokens), jnp.where(mine, more, length)
-            cut = jnp.where(mine, off, cut)
+            on_path = self._by_path([path in paths for path in range(len(seat))])
+            tokens, length = jnp.where(on_path[:, None], other, tokens), jnp.where(on_path, more, length)
+            cut = jnp.where(on_path, off, cut)
         return tokens, length, cut
 
-    def _behind(self, line: Line, added: Prompts) -> Prompts:
-        """A history that goes on: its prompt, what was said, the end of that turn if it was cut, and what is added."""
+    def _continued(self, line: Line, added: Prompts) -> Prompts:
+        """A continued history: its prompt, completion, the end of that turn if it was cut off, and the added text."""
         end = self.cast.chat.end_of_turn
         last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)[:, 0]
-        open_still = ((line.length == 0) | (last != end)).astype(jnp.int32)
-        closing = jnp.full((self.episodes, 1), end, jnp.int32), open_still
+        unclosed = ((line.length == 0) | (last != end)).astype(jnp.int32)
+        closing = jnp.full((self.episodes, 1), end, jnp.int32), unclosed
         *turn, cut = added
         pieces = [line.prompt, (line.tokens, line.length), closing, tuple(turn)]
         return *join(pieces, sum(values.shape[1] for values, _ in pieces)), cut
@@ -353,7 +353,7 @@ class Stage:
         return written, jnp.minimum(count, tokens), jnp.maximum(count - tokens, 0)
 
     def _piece(self, piece: Piece, count: int) -> tuple[Rows, int]:
-        """(codes and sizes, the most tokens that they are)."""
+        """(codes and sizes, the most tokens of them)."""
         tasks = self._tasks
         if not isinstance(piece, Field):
             codes = jnp.frombuffer(piece.codes, jnp.uint8)
@@ -364,8 +364,8 @@ class Stage:
         line = self.lines[piece.call]
         rows = line.codes
         if piece.part is not None:
-            part = self.read([line])[0].parts[:, piece.part]
-            rows = part, jnp.sum(part > 0, axis=1)
+            text = self.read([line])[0].parts[:, piece.part]
+            rows = text, jnp.sum(text > 0, axis=1)
         return rows, line.tokens.shape[1]
 
     # -- reading
@@ -377,13 +377,13 @@ class Stage:
         each = lambda x: jnp.repeat(jnp.asarray(x), self.cast.samples * count, axis=0)
         reader = form_of(cue.read, cue.role, self.family)
         read = reader(Text(codes, sizes), jax.tree.map(each, self._tasks.reference))
-        said = side_by_side([line.length > 0 for line in lines])
-        read = read._replace(readable=read.readable & said)
+        made = side_by_side([line.length > 0 for line in lines])
+        read = read._replace(readable=read.readable & made)
         for i, line in enumerate(lines):
             line.read = jax.tree.map(lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i], read)
 
 
-def _of_episodes(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
+def _checked(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
     """The value, which must be an array with one entry for each episode."""
     if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, kind):
         given = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
@@ -392,20 +392,20 @@ def _of_episodes(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> ja
 
 
 def _equally_wide(rows: Sequence[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
-    """Rows or prompts, all as wide as the widest."""
+    """Rows or prompts, padded to the width of the widest."""
     width = max(values.shape[1] for values, *_ in rows)
     return [(jnp.pad(values, ((0, 0), (0, width - values.shape[1]))), *rest) for values, *rest in rows]
 
 
 def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
-    """Texts are mostly characters; a quarter of the room holds them unless many tokens are long words."""
+    """Widths of a text: most tokens are characters, so a quarter of `most` suffices unless many are long words."""
     return (-(-most // 4), most) if rows * most > FEW else (most,)
 
 
 def count_calls(cast: Cast, question: int = 0) -> int:
-    """How many calls an episode makes at most.
+    """The largest number of calls that an episode makes.
 
-    Refuses what the form and its script cannot say, and with the width of a question prompts that may not fit.
+    Refuses forms that do not match their script and, given the width of a question, prompts that may not fit.
     """
 
     def rehearse() -> list[int]:
@@ -429,7 +429,7 @@ def count_calls(cast: Cast, question: int = 0) -> int:
             raise NoArrayForm(
                 f"the form of workflow '{workflow.name}' raised {told(error, home_of(form))}"
             ) from error
-        _of_episodes(
+        _checked(
             answer, jnp.integer, (1,), f"the form of workflow '{workflow.name}' gives the place of an answer"
         )
         stage.read(stage.lines)
@@ -437,7 +437,7 @@ def count_calls(cast: Cast, question: int = 0) -> int:
             raise NoArrayForm("a form that leaves out calls of its workflow's script")
         return [0] * len(stage.lines)
 
-    if cast not in _calls or question:  # traced, as each operation by itself would be compiled
+    if cast not in _calls or question:  # traced, because eager operations would be compiled one by one
         _calls[cast] = len(jax.eval_shape(rehearse))
     calls, most = _calls[cast], cast.config.rollout.limits.max_calls
     if calls > most:
@@ -448,7 +448,7 @@ def count_calls(cast: Cast, question: int = 0) -> int:
 
 
 class _Rehearsal(Stage):
-    """One episode in which nobody says anything."""
+    """One episode in which no call samples tokens."""
 
     def __init__(self, cast: Cast, width: int):
         class Nothing:
@@ -456,7 +456,7 @@ class _Rehearsal(Stage):
 
         super().__init__(cast, {}, Nothing, lambda calls: calls, episodes=1)
 
-    def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+    def _sample(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
         pass
 
     def _read(self, lines: list[Line]) -> None:

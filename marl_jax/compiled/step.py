@@ -3,7 +3,7 @@
     tasks ─stage─► prompts, completions, answers ─columns─► grades, rewards, advantages ─learn─► new weights
 
 It has no side effect and does not call the host: `jax.jit`, `vmap` over seeds, `lax.scan` over steps and `shard_map`
-over devices go around it. Under `vmap` and `shard_map` it gets the names of the axes that it may sum over.
+over devices can be applied to it. Under `vmap` and `shard_map` it gets the names of the axes that it may sum over.
 """
 
 import re
@@ -38,7 +38,7 @@ INTEGER = re.compile(r"-?[0-9]{1,9}")
 class State(flax.struct.PyTreeNode):
     """All that a step needs and changes, and the weights that it only reads."""
 
-    trees: dict[str, Tree]  # by policy that learns
+    trees: dict[str, Tree]  # trained weights, by policy
     learner: dict[str, LearnerState]
     step: jax.Array  # [] steps taken
     bases: dict[str, Tree]  # by policy: frozen weights, its own or those under its adapter
@@ -50,23 +50,25 @@ class Tasks(flax.struct.PyTreeNode):
 
     question: Any  # uint8 [T, Q] codes, 0 behind the end
     question_size: Any  # Int[T]
-    reference: Any  # Int[T], the answers of math; of code the `rewards.arrays.Tests` of the programs
-    id: Any  # uint32 [T], the same in any batch
-    forced: Any = None  # Int[T, samples, calls, M]: forced tokens of calls; sampled at -1 and behind them
+    reference: Any  # math: the answers, Int[T]; code: the `rewards.arrays.Tests` of the programs
+    id: Any  # uint32 [T], the number of a problem, the same in any batch
+    forced: Any = (
+        None  # Int[T, samples, calls, M]: forced tokens of calls; at -1 and after M they are sampled
+    )
 
 
 Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]
 
 
 class Halves(NamedTuple):
-    """A step in parts that are pure functions, too: as separate programs they can be compiled side by side."""
+    """The parts of a step, also pure functions: as separate programs they can be compiled in parallel."""
 
     play: Callable[[State, jax.Array, Tasks], tuple[Columns, dict[str, Any]]]
-    # Of one policy, in order of names.
+    # The update of one policy; policies are updated in the order of their names.
     learn: Callable[[str, State, Columns], tuple[State, Columns, dict[str, Any]]]
 
     def step(self, state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
-        """The whole step."""
+        """The complete step."""
         (columns, metrics), reports = self.play(state, key, tasks), {}
         for policy in sorted(state.trees):
             state, columns, reports[policy] = self.learn(policy, state, columns)
@@ -83,9 +85,9 @@ def make_step(
     """The step of a configuration.
 
     `seeds_axis` names the axis of a `vmap` over seeds: a loop goes on while any seed needs it. `data_axis` names the
-    axis that problems are sharded over: gradients and counts are added up over it. Where XLA cuts the weights, both
-    name that axis, since its devices then wait for each other inside of loops. The key is a key of `jax.random`, or
-    the words of `noise_words`, with which the tokens are those of the hosted road.
+    axis that problems are sharded over: gradients and counts are summed over it. If XLA shards the weights, both must
+    name that axis, because its devices then wait for each other inside of loops. The key is a key of `jax.random`, or
+    the words of `noise_words`, with which the hosted road's tokens are sampled.
     """
     return make_halves(config, parts=parts, seeds_axis=seeds_axis, data_axis=data_axis).step
 
@@ -116,15 +118,15 @@ def make_halves(
     @jax.enable_x64(False)
     @full_precision
     def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
-        tree, own, columns, report = learn(cast, policy, state, columns, axes)
-        after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})
+        tree, learner, columns, report = learn(cast, policy, state, columns, axes)
+        after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: learner})
         return after, columns, report
 
     return Halves(play, learn_of)
 
 
 def start(config: RunConfig, *, parts: Parts | None = None) -> State:
-    """The state before the first step, as a run of this configuration begins; its arrays are its own: donate them."""
+    """The state before the first step of a run of this configuration; its arrays are copies that may be donated."""
     parts = parts or load_parts(config)
     policies = parts.start(config.seed)
     trees = {name: policies[name] for name in parts.trained}
@@ -144,7 +146,7 @@ def state_of(
     step: int = 0,
     references: Mapping[str, Tree] | None = None,
 ) -> State:
-    """The state of a hosted run."""
+    """The state of a hosted run, for the compiled step."""
     learner = {
         name: own.replace(**{count: jnp.int32(value) for count, value in own.counts.items()})
         for name, own in learner.items()
@@ -159,7 +161,7 @@ def state_of(
 
 
 def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
-    """Problems in arrays; `width` is that of the longest question of all steps."""
+    """Problems in arrays; `width` is the length of the longest question of all steps."""
     questions = [cast.alphabet.codes(task.question) for task in tasks]
     if not tasks:
         raise ValueError("there are no tasks to put into arrays")
@@ -174,7 +176,7 @@ def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
 
 
 def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> np.ndarray:
-    """uint32 [T, samples, calls, 2]: the keys of the noise of every call on the hosted road at this step, from 1 on."""
+    """uint32 [T, samples, calls, 2]: the noise keys of all calls of a step on the hosted road; `step` counts from 1."""
     calls = count_calls(cast)
     words = noise_keys(
         f"{seed},{step},{key},{sample},{call}"
@@ -186,12 +188,12 @@ def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> n
 
 
 def problems(config: RunConfig, *, seed: int | None = None) -> Iterator[Sequence[Task]]:
-    """The problems of step 1, 2, .. of the hosted run, such as `to_host` wants."""
+    """The problems of step 1, 2, .. of the hosted run, as `to_host` takes them."""
     yield from _batches(config, load_tasks(config.data, "train"), config.seed if seed is None else seed)
 
 
 def _batches(config: RunConfig, train: Sequence[Task], seed: int) -> TaskIterator:
-    if config.data.problems > len(train):  # one that is in a batch twice would have the same noise twice
+    if config.data.problems > len(train):  # a problem twice in a batch would have the same noise twice
         raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
     return TaskIterator(train, config.data.problems, Position(seed=seed))
 
@@ -208,9 +210,9 @@ def batches(
 
 
 def _integers(tasks: Sequence[Task]) -> np.ndarray:
-    if strange := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
+    if bad := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
         raise NoArrayForm(
-            f"the answer {strange[0].gold!r} of task {strange[0].id!r} is no integer of at most nine digits"
+            f"the answer {bad[0].gold!r} of task {bad[0].id!r} is no integer of at most nine digits"
         )
     return np.array([int(task.gold) for task in tasks], np.int32)
 
@@ -223,7 +225,7 @@ def _programs(tasks: Sequence[Task]) -> Tests:
 
 
 def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
-    """What answers for each policy, in the model's dtype."""
+    """By policy, the weights that sample, in the model's dtype: (all weights, adapter or None)."""
     dtype = cast.parts.model.dtype
     served = {name: jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for name, tree in state.trees.items()}
     trees: dict[str, tuple[Tree, Tree | None]] = {}
@@ -234,14 +236,14 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
 
 
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
-    """From the numbers of calls Int[E, n] to what keys their noise, uint32 [E, n, 2]."""
+    """A function from numbers of calls, Int[E, n], to the keys of their noise, uint32 [E, n, 2]."""
     typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
     if key.size != 1 if typed else np.ndim(key) != 4:
         raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
     if not typed:
-        if key.shape != (wanted := (len(tasks.id), cast.samples, count_calls(cast), 2)):
+        if key.shape != (shape := (len(tasks.id), cast.samples, count_calls(cast), 2)):
             raise TypeError(
-                f"the words of the key are of {_sizes(key.shape)}, and a step has {_sizes(wanted)}: cut words and "
+                f"the words of the key are of {_sizes(key.shape)}, and a step has {_sizes(shape)}: cut words and "
                 "tasks alike, and make both of one configuration"
             )
         words = key.reshape(-1, *key.shape[2:])
@@ -249,9 +251,9 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
     ids = jnp.repeat(jnp.asarray(tasks.id), cast.samples)
     samples = jnp.tile(jnp.arange(cast.samples), len(tasks.id))
     fold = jax.vmap(jax.random.fold_in)
-    own = fold(fold(jnp.broadcast_to(key, ids.shape), ids), samples)  # by (task, sample), wherever they stand
+    keys = fold(fold(jnp.broadcast_to(key, ids.shape), ids), samples)  # by (task, sample), not by position
     of_call = lambda key, call: jax.random.bits(jax.random.fold_in(key, call), (2,))
-    return lambda calls: jax.vmap(jax.vmap(of_call, (None, 0)))(own, calls)
+    return lambda calls: jax.vmap(jax.vmap(of_call, (None, 0)))(keys, calls)
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -259,7 +261,7 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 
 def _means(columns: Columns, axes: Axes) -> dict[str, Any]:
-    """Of the episodes and of each role's calls."""
+    """Means over the episodes and over the calls of each role."""
     table = columns.table
     made, places = table.length > 0, len(columns.cues)
     outcome = table.outcome.reshape(-1, places)[:, 0]
