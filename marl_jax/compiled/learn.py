@@ -161,8 +161,8 @@ class _Update:
         equal = columns.shared[places[0]]  # their prompts are equal: the stem is the complete prompt
         row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
         row = row.reshape(-1, samples * len(places))
-        stem, stems = self._stems(row, prompt if equal else min(prompt, MOST_STEM))
-        rest = columns.prompt_length[row] - stems[:, None]
+        stem, stem_length = self._common_stem(row, prompt if equal else min(prompt, MOST_STEM))
+        rest = columns.prompt_length[row] - stem_length[:, None]
         need = jnp.where(self.trained[row], rest + table.length[row], 0).max(axis=1)
         order = jnp.argsort(need)
         group = jnp.arange(row.size) // row.shape[1]
@@ -172,14 +172,14 @@ class _Update:
             (table.tokens[row, :most], table.length[row]),
         ]
         text, width = join(pieces, prompt + most)[0], most if equal else prompt + most - 1
-        index = stems[order][group, None] + jnp.arange(width)
-        anchors = self.config.interventions.kl_coef
-        anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)
+        index = stem_length[order][group, None] + jnp.arange(width)
+        kl_coefs = self.config.interventions.kl_coef
+        kl_coef = jnp.array([kl_coefs.get(role, 0.0) for role in table.roles], jnp.float32)
         return Rows(
             row,
             group,
             stem[order],
-            stems[order],
+            stem_length[order],
             jnp.take_along_axis(text, jnp.minimum(index, text.shape[1] - 1), axis=1),
             rest,
             jnp.where(self.trained[row], table.length[row], 0),
@@ -187,10 +187,10 @@ class _Update:
             table.logprobs[row, :most],
             table.advantage[row],
             table.temperature[row],
-            anchor[table.role[row]],
+            kl_coef[table.role[row]],
         )
 
-    def _stems(self, row: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    def _common_stem(self, row: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
         """The common beginning of the prompts of the rows [G, B] that train: tokens [G, most], and its length [G]."""
         prompts, learned = self.columns.table.prompt[row, :most], self.trained[row]
         first = jnp.take_along_axis(prompts, jnp.argmax(learned, axis=1)[:, None, None], axis=1)
@@ -219,22 +219,22 @@ class _Update:
         size, sampled, widths = _shape(rows, self.config.batch)
         line, most = line_of(rows), rows.targets.shape[1]
 
-        def add(state: Any, taken: Pack, seen: int) -> Any:
+        def add(state: Any, pack: Pack, seen: int) -> Any:
             (parts, loss, counted), _, values = state
-            batch = dataclasses.replace(taken.batch, table=(taken.batch.table[0][..., -seen:],))
+            batch = dataclasses.replace(pack.batch, table=(pack.batch.table[0][..., -seen:],))
             if anchored:
                 score = update_programs.score(self.settings, reference, frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
             parts, (more_loss, *values_of) = accumulate(parts, tree, frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
             # Each (row, column) occurs once in a pack (`packing.take`).
-            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **UNIQUE)
+            put = lambda old, new: old.at[pack.row, pack.column].set(new[0], **UNIQUE)
             carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
-            return carry, taken.stop, list(map(put, values, (*values_of, batch.ref_logp)))
+            return carry, pack.stop, list(map(put, values, (*values_of, batch.ref_logp)))
 
         def step(state: Any) -> Any:
-            taken = take(rows, line, state[1], size, sampled)
-            return by_width(taken.need, widths, lambda seen: add(state, taken, seen), self.axes.seeds)
+            pack = take(rows, line, state[1], size, sampled)
+            return by_width(pack.need, widths, lambda seen: add(state, pack, seen), self.axes.seeds)
 
         def unfinished(state: Any) -> jax.Array:
             left = rows.target_count.sum() - line.target.at[state[1]].get(mode="fill", fill_value=_ALL)

@@ -1,4 +1,4 @@
-"""Several processes that share one run: who is here, what they tell each other, and arrays over all their devices.
+"""Several processes that share one run: who is here, what they exchange, and arrays over all their devices.
 
     with joined(hosts, "10.0.0.1:7000", process):      every process plays its share of the problems,
         ...                                            and all take the same update

@@ -1,10 +1,10 @@
-"""The small process beside each process of a run on several hosts: it finds the others, and says who is lost.
+"""A small process next to each process of a run on several hosts: it finds the others, and reports lost ones.
 
     process k ──pipe── companion k ──TCP── companion 0 ──pipe── process 0
 
-Run by its path, without JAX: JAX aborts a process at once where the one that coordinates is gone, and may wait in a
-program of all devices for ever where another is. A pipe or connection that ends without a word is of a process that was
-killed. Words: `stop` (asked to end), `failed` (by an error), `bye` (the run is over).
+Run by its path, without JAX: JAX aborts a process at once if the coordinating one is lost, and may wait forever in
+a program of all devices if another one is. If a pipe or connection ends without a word, its process was killed. Words:
+`stop` (asked to end), `failed` (by an error), `bye` (the run is over).
 """
 
 import contextlib
@@ -19,11 +19,11 @@ import sys
 import time
 from typing import Any, NoReturn
 
-PAUSE_S = 0.2  # between two tries to reach process 0
-HELLO_S = 5.0  # for the first line of a process that has connected
-GRACE_S = 5.0  # for processes that fail for one reason to say it themselves, and for one that is told to end
-SILENT_S = 20  # without a sign from a machine, until it counts as lost
-PIPE = 0  # this process's own, where others have the number of a connection
+PAUSE_S = 0.2  # seconds between two attempts to reach process 0
+HELLO_S = 5.0  # seconds for the first line of a process that has connected
+GRACE_S = 5.0  # seconds for processes that fail for the same reason to report it, and for a process to end
+SILENT_S = 20  # seconds without a sign from a machine until it counts as lost
+PIPE = 0  # stdin, the pipe from this companion's own process
 KILLED = "was lost: it was killed, or its machine went away"
 FAILED = "ended by an error, which its own log tells"
 
@@ -31,7 +31,7 @@ FAILED = "ended by an error, which its own log tells"
 def main(index: int, count: int, hosts: list[str], port: int, wait_s: float) -> None:
     """Meet the others at process 0, then watch."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # its process decides when to end
+        signal.signal(number, signal.SIG_IGN)  # its own process decides when to end
     name = f"process {index} of {count} (pid {os.getppid()} on {socket.gethostname()})"
     if index == 0:
         links, names, free = _await_all(count, hosts[0], port, wait_s, name)
@@ -47,7 +47,7 @@ def main(index: int, count: int, hosts: list[str], port: int, wait_s: float) -> 
 def _await_all(
     count: int, host: str, port: int, wait_s: float, name: str
 ) -> tuple[dict[int, socket.socket], list[str], int]:
-    """At process 0: (connections by process, what processes are called, a free port of this machine)."""
+    """At process 0: (connections by process, names of processes, a free port of this machine)."""
     listener = _listen(host, port)
     if not port:
         _say(f"at {listener.getsockname()[1]}")
@@ -55,10 +55,10 @@ def _await_all(
     names = [name, *(f"process {k} of {count}" for k in range(1, count))]
     deadline = time.monotonic() + wait_s
     while True:
-        links = {k: link for k, link in links.items() if not _has_ended(link)}  # who gave up may come again
+        links = {k: link for k, link in links.items() if not _has_ended(link)}  # it may connect again
         if len(links) == count - 1:
             break
-        if not _comes(listener, deadline):
+        if not _readable(listener, deadline):
             missing = ", ".join(str(k) for k in range(1, count) if k not in links)
             _refuse(
                 f"process {missing} of {count} did not come within {wait_s:.0f} s: start the command on every host, "
@@ -68,23 +68,23 @@ def _await_all(
         try:
             link = listener.accept()[0]
             link.settimeout(HELLO_S)
-            said = json.loads(_line(link))
-            other, total, called = int(said["index"]), int(said["count"]), str(said["name"])
+            hello = json.loads(_line(link))
+            other, total, name_of_other = int(hello["index"]), int(hello["count"]), str(hello["name"])
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # somebody else, who has the wrong port
+            continue  # something else, which uses the wrong port
         if other in links and _has_ended(links[other]):
             del links[other]
         if total != count or not 0 < other < count or other in links:
-            what = (
+            problem = (
                 f"process {other} says that there are {total} processes, and process 0 that there are {count}"
                 if total != count
                 else f"two processes say that they are number {other}"
             )
             _refuse(
-                f"{what}: give all one --config.mesh.hosts, and each its own --process",
+                f"{problem}: give all one --config.mesh.hosts, and each its own --process",
                 {**links, -1: link},
             )
-        links[other], names[other] = link, called
+        links[other], names[other] = link, name_of_other
     free = _free_port(listener.getsockname()[1] + 1)
     for link in links.values():
         link.sendall(f"ready {json.dumps({'port': free, 'names': names})}\n".encode())
@@ -95,7 +95,7 @@ def _await_all(
 def _reach_first(
     index: int, count: int, hosts: list[str], port: int, wait_s: float, name: str
 ) -> tuple[dict[int, socket.socket], list[str], int]:
-    """At another process: the same, of its one connection to process 0."""
+    """At another process: the same, with its only connection, to process 0."""
     deadline, answer = time.monotonic() + wait_s, ""
     where = " or ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
     while not answer:
@@ -111,11 +111,11 @@ def _reach_first(
                 "--coordinator"
             )
         if link is None:
-            _comes(None, time.monotonic() + PAUSE_S)
+            _readable(None, time.monotonic() + PAUSE_S)
             continue
         with contextlib.suppress(OSError):
             link.sendall(json.dumps({"index": index, "count": count, "name": name}).encode() + b"\n")
-            if _comes(link, deadline + 2 * HELLO_S):  # process 0 may have come later than this one
+            if _readable(link, deadline + 2 * HELLO_S):  # process 0 may have started later than this one
                 link.settimeout(HELLO_S)
                 answer = _line(link)
         if not answer and time.monotonic() >= deadline:
@@ -127,23 +127,23 @@ def _reach_first(
         _refuse(
             f"what answers at {where} is no process of this run: correct --coordinator, or name a free port"
         )
-    said = json.loads(rest)
-    return {0: link}, said["names"], said["port"]  # type: ignore[dict-item]
+    reply = json.loads(rest)
+    return {0: link}, reply["names"], reply["port"]  # type: ignore[dict-item]
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """At this host's address where the machine has it, else at all of its addresses.
+    """Listen at this host's address if the machine has it, else at all addresses of the machine.
 
-    The machine's own name may be one of loopback to itself (127.0.1.1, say), which the others do not reach.
+    The machine may resolve its own name to a loopback address (127.0.1.1, say), which the others cannot reach.
     """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:  # the second of a name that is none, such as a..b
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:  # a UnicodeError for invalid names, such as a..b
         _refuse(f"there is no machine '{host}' ({getattr(error, 'strerror', error)}): correct --coordinator")
-    family, *_, (address, *_) = min(found, key=lambda one: one[0] != socket.AF_INET)
-    reached = host == "localhost" or _is_loopback(host) or not _is_loopback(str(address))
+    family, *_, (address, *_) = min(addresses, key=lambda one: one[0] != socket.AF_INET)
+    reachable = host == "localhost" or _is_loopback(host) or not _is_loopback(str(address))
     try:
-        if host and reached:
+        if host and reachable:
             try:
                 return socket.create_server((address, port), family=family)
             except OSError as error:
@@ -163,10 +163,10 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _comes(what: socket.socket | None, deadline: float) -> bool:
-    """Whether there is something to read until then; ends with its process, which says nothing before all have met."""
-    wanted: list[Any] = [PIPE] if what is None else [PIPE, what]
-    ready = select.select(wanted, [], [], max(0.0, deadline - time.monotonic()))[0]
+def _readable(source: socket.socket | None, deadline: float) -> bool:
+    """Whether there is something to read by then; exits if its process did, which writes nothing before the meeting."""
+    inputs: list[Any] = [PIPE] if source is None else [PIPE, source]
+    ready = select.select(inputs, [], [], max(0.0, deadline - time.monotonic()))[0]
     if PIPE in ready:
         sys.exit(0)
     return bool(ready)
@@ -191,7 +191,7 @@ def _free_port(wanted: int) -> int:
 
 
 def _line(link: socket.socket) -> str:
-    """The next line; an OSError where the connection ends before it."""
+    """The next line; raises an OSError if the connection ends before it."""
     read = b""
     while not read.endswith(b"\n"):
         if not (part := link.recv(1)):
@@ -209,7 +209,7 @@ def _refuse(text: str, links: dict[int, socket.socket] | None = None) -> NoRetur
 
 
 def _say(line: str) -> None:
-    """To its process, if that is there."""
+    """Write a line to its own process, if that still runs."""
     with contextlib.suppress(OSError):
         os.write(1, f"{line}\n".encode())
 
@@ -218,15 +218,15 @@ def _say(line: str) -> None:
 
 
 class _Watch:
-    """What each process said last, and who has to be told."""
+    """Passes words on between processes, and ends its own process if another is lost."""
 
     def __init__(self, index: int, links: dict[int, socket.socket], names: list[str]) -> None:
         self._index, self._links, self._names = index, links, names
         self._parent = os.getppid()
-        self._failing = False  # its process ends by itself
-        self._failed: dict[int, float] = {}  # process 0: when others are told of one that failed
-        self._gone: set[int] = set()  # said bye, or is lost
-        self._rest: dict[int, bytes] = {}  # of lines that have not ended
+        self._failing = False  # its own process reported an error, and ends by itself
+        self._failed: dict[int, float] = {}  # at process 0: {failed process: when others are told}
+        self._gone: set[int] = set()  # processes that said bye
+        self._rest: dict[int, bytes] = {}  # the received part of an incomplete line
         self._selector = selectors.DefaultSelector()
         self._selector.register(PIPE, selectors.EVENT_READ, -1)
         for k, link in links.items():
@@ -243,24 +243,24 @@ class _Watch:
             self._selector.register(link, selectors.EVENT_READ, k)
 
     def run(self) -> None:
-        """Until the run is over, one way or the other."""
+        """Watch until the run is over or a process is lost."""
         while True:
             due = min(self._failed.values(), default=None)
             ready = self._selector.select(None if due is None else max(0.0, due - time.monotonic()))
             for key, _ in ready:
                 for word in self._words(key):
                     if key.data == -1:
-                        self._of_its_own(word)
+                        self._from_own(word)
                     elif self._index == 0:
-                        self._of(key.data, word)
+                        self._from_process(key.data, word)
                     else:
-                        self._of_first(word)
+                        self._from_first(word)
             for k, when in list(self._failed.items()):
                 if time.monotonic() >= when:
                     self._lost(k, FAILED)
 
     def _words(self, key: selectors.SelectorKey) -> list[str]:
-        """The lines that have come; `ended` where none will any more."""
+        """The lines that were received; `ended` if no more can come."""
         try:
             read = os.read(PIPE, 4096) if key.data == -1 else key.fileobj.recv(4096)  # type: ignore[union-attr]
         except OSError:
@@ -272,19 +272,19 @@ class _Watch:
         self._rest[key.data] = rest
         return [line.decode() for line in lines]
 
-    def _of_its_own(self, word: str) -> None:
-        """Take a word of this process: process 0 acts on it, the others send it to process 0."""
+    def _from_own(self, word: str) -> None:
+        """Handle a word of its own process: process 0 acts on it, the others send it to process 0."""
         self._failing = self._failing or word == "failed"
         if self._index == 0:
-            self._of(0, word)
+            self._from_process(0, word)
             return
-        if word != "ended":  # which the end of the connection says
+        if word != "ended":  # process 0 sees that from the end of the connection
             self._tell(self._links[0], word)
         if word in ("bye", "ended"):
             sys.exit(0)
 
-    def _of(self, k: int, word: str) -> None:
-        """At process 0: what a process says."""
+    def _from_process(self, k: int, word: str) -> None:
+        """At process 0: handle a word of process `k`."""
         if word == "stop":
             self._tell_all("stop")
         elif word == "bye":
@@ -293,14 +293,14 @@ class _Watch:
                 self._leave()
         elif word == "failed":
             self._failed[k] = time.monotonic() + GRACE_S
-        elif k in self._failed:  # ended as it said that it would
+        elif k in self._failed:  # it failed before, and has ended now
             if len(self._gone | set(self._failed)) == len(self._names):
                 self._leave()
         elif k not in self._gone:
             self._lost(k, KILLED)
 
-    def _of_first(self, word: str) -> None:
-        """At another process: what process 0 tells all."""
+    def _from_first(self, word: str) -> None:
+        """At another process: handle a word of process 0."""
         word, _, rest = word.partition(" ")
         if word == "stop":
             _say("stop")
@@ -317,9 +317,9 @@ class _Watch:
         self._end(k, why)
 
     def _end(self, lost: int, why: str) -> NoReturn:
-        """Say who is lost, and see that this process ends.
+        """Report the lost process, and make sure that this one ends.
 
-        Where this one fails, too, that another was killed is the reason; that another failed may have the same reason.
+        If this one fails, too, only a killed process is reported: two that fail may have the same reason.
         """
         if lost != self._index and (why == KILLED or not self._failing):
             text = (
@@ -337,9 +337,9 @@ class _Watch:
         sys.exit(0)
 
     def _leave(self) -> NoReturn:
-        """At process 0: nobody is left to be watched."""
+        """At process 0: no process is left to be watched."""
         self._tell_all("bye")
-        # What they still say is read, or the system would take back what they were told.
+        # Read what they still send: if it were unread, the system would reset the connection and `bye` could be lost.
         for link in self._links.values():
             link.settimeout(GRACE_S)
             with contextlib.suppress(OSError):
@@ -349,7 +349,7 @@ class _Watch:
         sys.exit(0)
 
     def _tell(self, link: socket.socket, line: str) -> None:
-        with contextlib.suppress(OSError):  # it is gone, and is seen to be
+        with contextlib.suppress(OSError):  # it has ended, which `run` notices
             link.sendall(f"{line}\n".encode())
 
     def _tell_all(self, line: str) -> None:

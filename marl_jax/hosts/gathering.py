@@ -1,4 +1,4 @@
-"""The table of a step, of the rows that each process played.
+"""The table of a step, from the rows that each process played.
 
 share 0: tasks 0, 2, ..    share 1: tasks 1, 3, ..   ──whole──►   tasks 0, 1, 2, 3, .. as one process plays them
 """
@@ -13,25 +13,25 @@ from marl_jax.table import Table, dense
 
 
 def gathered(make: Callable[[], Table]) -> Table:
-    """The table of all processes, of which each makes the episodes of its share of the tasks."""
+    """The table of all processes; each makes the episodes of its share of the tasks."""
     return whole(together(make))
 
 
 def whole(tables: Sequence[Table]) -> Table:
-    """One table of them all: tasks in the order that `share` dealt them out, names in order of appearance."""
+    """One table of all: tasks in the order before `share` dealt them out, names in order of appearance."""
     if len(tables) == 1:
         return tables[0]
-    if not (some := [table for table in tables if table.bare_episodes]):
+    if not (played := [table for table in tables if table.bare_episodes]):
         return tables[0]
-    firsts = np.cumsum([0, *(len(table.bare_episodes) for table in some)])
+    firsts = np.cumsum([0, *(len(table.bare_episodes) for table in played)])
     by_task = [
         [[first + number for number, _ in group] for _, group in itertools.groupby(
             enumerate(table.bare_episodes), lambda one: one[1].task.id
         )]
-        for first, table in zip(firsts.tolist(), some)
+        for first, table in zip(firsts.tolist(), played)
     ]  # fmt: skip
     rounds = itertools.zip_longest(*by_task, fillvalue=[])
-    table = Table.concat(some).of_episodes([number for turn in rounds for task in turn for number in task])
+    table = Table.concat(played).of_episodes([number for turn in rounds for task in turn for number in task])
     role, policy = dense(table.role.tolist()), dense(table.policy.tolist())
     roles, policies = tuple(table.present("role")), tuple(table.present("policy"))
     task = dense(table.task_of(row).id for row in range(len(table)))

@@ -1,10 +1,10 @@
 """How the processes of a run find each other, and how they end together.
 
-    --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is begun at a port that is free there
-    neither                               what SLURM, Open MPI, a TPU pod or GKE announce, as JAX finds it
+    --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is initialized at a free port
+    neither                               JAX finds what SLURM, Open MPI, a TPU pod or GKE announce
 
-Called once, before anything of JAX is computed. Where a process is lost, the others end within seconds where their
-machine knows of it, and within JAX's heartbeat where it does not.
+Called once, before JAX computes anything. If a process is lost, the others end within seconds if their machine
+notices it, and else within JAX's heartbeat.
 """
 
 import collections
@@ -26,11 +26,11 @@ from marl_jax.errors import UserError
 from marl_jax.hosts import talk
 from marl_jax.threads import Workers
 
-WAIT_S = 300.0  # for all processes to come
-REASON_S = 1.0  # for the companion of a process that fails
-FOUND_S = 20.0  # for companions, once their processes have found each other
-HEARTBEAT_S = 20  # without a sign from a process, until JAX counts it as lost
-END_S = 30  # for all processes to come to the end
+WAIT_S = 300.0  # seconds for all processes to connect
+REASON_S = 1.0  # seconds that a failing process gives its companion
+FOUND_S = 20.0  # seconds for companions, once their processes have found each other
+HEARTBEAT_S = 20  # seconds without a sign from a process until JAX counts it as lost
+END_S = 30  # seconds for all processes to come to the end
 LOST = 1  # the exit code of a process that ends because another is lost
 
 _COMPANION = Path(__file__).with_name("companion.py")  # run by its path: it loads no JAX
@@ -49,10 +49,10 @@ def joined(
     devices: int = 1,
     wait_s: float = WAIT_S,
 ) -> Iterator[None]:
-    """This process is one of so many `hosts` while the context lasts; nothing where that is 1.
+    """A context in which this process is one of `hosts` processes; it does nothing if `hosts` is 1.
 
-    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given. So many
-    `devices` are this process's own.
+    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given. `devices`
+    is the number of this process's own devices.
     """
     if hosts == 1:
         if coordinator or process is not None:
@@ -72,33 +72,33 @@ def joined(
         address = f"{host}:{companion.ready()}"
     else:
         _find(hosts, devices, wait_s)
-        companion = _met(hosts)
+        companion = _meet(hosts)
     try:
         if address:
             _begin(hosts, process, address)
         _check_devices()
         _companion = companion
         yield
-        talk.any_of(False)  # one may still write files, and JAX waits at the end for half a minute alone
+        talk.any_of(False)  # one may still write files, and JAX's shutdown waits only half a minute
     except BaseException:
         companion.say("failed")
-        time.sleep(REASON_S)  # which ends this process where another was killed: that is the reason, then
+        time.sleep(REASON_S)  # it ends this process if another was killed, which is the reason then
         raise
     else:
-        jax.distributed.shutdown()  # which waits for all
+        jax.distributed.shutdown()  # waits for all
         companion.say("bye")
     finally:
         _companion = None
 
 
 def on_stop(heard: Callable[[], None]) -> None:
-    """What is called, on another thread, when a process was asked to stop."""
+    """Set what is called, on another thread, when a process is asked to stop."""
     if _companion is not None:
         _companion.on_stop = heard
 
 
 def tell_stop() -> None:
-    """Have all processes hear that this one was asked to stop; for a handler of signals."""
+    """Tell all processes that this one was asked to stop; for a handler of signals."""
     if _companion is not None:
         _companion.say("stop")
 
@@ -107,15 +107,15 @@ def tell_stop() -> None:
 
 
 def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[str, int]:
-    """Host and port of process 0; an address of IPv6 in its brackets, as JAX wants it."""
+    """Host and port of process 0; an IPv6 address keeps its brackets, as JAX expects it."""
     if not coordinator or process is None:
-        lacking = "--process=K" if coordinator else "--coordinator=HOST:PORT"
+        missing = "--process=K" if coordinator else "--coordinator=HOST:PORT"
         raise HostsError(
-            f"{lacking} is missing: every process needs both --coordinator and --process, or neither"
+            f"{missing} is missing: every process needs both --coordinator and --process, or neither"
         )
     host, _, port = coordinator.rpartition(":")
-    named = re.fullmatch(r"[^][:]+|\[[^][]+\]", host)
-    if not named or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    valid = re.fullmatch(r"[^][:]+|\[[^][]+\]", host)
+    if not valid or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise HostsError(
             f"--coordinator={coordinator} is no HOST:PORT: name the machine of process 0 and a free port, as in "
             "10.0.0.1:7000 or [fd00::1]:7000"
@@ -138,14 +138,14 @@ def _begin(hosts: int, process: int | None, address: str) -> None:
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=END_S,
         )
-    except RuntimeError as error:  # as where JAX has computed something before
+    except RuntimeError as error:  # for example, JAX has computed something before
         raise HostsError(f"JAX cannot join the processes: {' '.join(str(error).split())}") from error
 
 
 def _find(hosts: int, devices: int, wait_s: float) -> None:
-    """By what the cluster announces."""
-    # Under SLURM and Open MPI, JAX gives local process k the GPU k alone, which is wrong where those that this process
-    # can see are its own.
+    """Join the processes that the cluster announces."""
+    # Under SLURM and Open MPI, JAX gives local process k only GPU k, which is wrong if all GPUs that this process can
+    # see are its own.
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     try:
         jax.distributed.initialize(
@@ -166,19 +166,19 @@ def _find(hosts: int, devices: int, wait_s: float) -> None:
         )
 
 
-def _met(hosts: int) -> "_Companion":
-    """The companion of a process that has found the others; JAX alone watches where companions cannot meet."""
-    first: list[_Companion] = []
+def _meet(hosts: int) -> "_Companion":
+    """Start the companion of a process that has found the others; only JAX watches if companions cannot meet."""
+    started: list[_Companion] = []
 
     def address() -> tuple[str, int]:
-        first.append(_Companion(0, hosts, "", 0, FOUND_S))
+        started.append(_Companion(0, hosts, "", 0, FOUND_S))
         name = socket.gethostname()
         with contextlib.suppress(OSError):
             name = f"{name},{socket.gethostbyname(name)}"
-        return name, first[0].ready("at")
+        return name, started[0].ready("at")
 
     names, port = talk.from_first(address)
-    companion = first[0] if first else _Companion(jax.process_index(), hosts, names, port, FOUND_S)
+    companion = started[0] if started else _Companion(jax.process_index(), hosts, names, port, FOUND_S)
     try:
         companion.ready()
     except HostsError as error:
@@ -188,16 +188,16 @@ def _met(hosts: int) -> "_Companion":
 
 def _check_devices() -> None:
     devices = collections.Counter(device.process_index for device in jax.devices())
-    for process, here in sorted(devices.items()):
-        if here != devices[0]:
+    for process, number in sorted(devices.items()):
+        if number != devices[0]:
             raise HostsError(
-                f"process {process} has {here} devices and process 0 has {devices[0]}: give each as many, such as by "
+                f"process {process} has {number} devices and process 0 has {devices[0]}: give each as many, such as by "
                 "CUDA_VISIBLE_DEVICES"
             )
 
 
 class _Companion:
-    """The process beside this one, see `companion`."""
+    """The companion process of this one, see `companion`."""
 
     def __init__(self, index: int | None, count: int, hosts: str, port: int, wait_s: float) -> None:
         self.on_stop: Callable[[], None] = lambda: None
@@ -212,16 +212,16 @@ class _Companion:
         )
 
     def ready(self, word: str = "ready") -> int:
-        """The port that it tells, once it has come so far; a refusal is raised."""
-        said, _, rest = self._process.stdout.readline().decode().rstrip("\n").partition(" ")
-        if said != word:
+        """Wait for the line of this word, and return the port in it; a refusal is raised."""
+        first, _, rest = self._process.stdout.readline().decode().rstrip("\n").partition(" ")
+        if first != word:
             raise HostsError(rest or "the process that watches the others ended")
         if word == "ready":
             self._workers.submit(self._listen)
         return int(rest)
 
     def say(self, word: str) -> None:
-        """Tell it; one that is gone hears nothing."""
+        """Send it a word; does nothing if it has ended."""
         with contextlib.suppress(OSError):
             os.write(self._process.stdin.fileno(), f"{word}\n".encode())
 

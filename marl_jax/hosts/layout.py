@@ -1,8 +1,8 @@
-"""Arrays of this process's devices as arrays of the devices of all, and back: each host has a whole copy already.
+"""Arrays of this process's devices as arrays of all devices, and back: each host already has a complete copy.
 
-    tree of a host ──lifted──► the same over the mesh of all hosts ──program──► new tree ──lowered──► of a host again
+    tree of a host ──lifted──► tree over the mesh of all hosts ──program──► new tree ──lowered──► tree of a host
 
-No byte travels: an array over all hosts is made of the pieces that its devices hold.
+No byte is sent: an array over all hosts is made of the pieces that are on its devices.
 """
 
 from typing import Any
@@ -22,29 +22,29 @@ def mesh_of_all(data: int, model: int) -> Mesh:
     by_process: dict[int, list[jax.Device]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)
-    rows = [np.array(some[: data * model]).reshape(data, model) for _, some in sorted(by_process.items())]
+    rows = [np.array(own[: data * model]).reshape(data, model) for _, own in sorted(by_process.items())]
     auto = (jax.sharding.AxisType.Auto,) * 2
     return Mesh(np.concatenate(rows), ("data", "model"), axis_types=auto)
 
 
 def spans(mesh: Mesh | None) -> bool:
-    """Whether it has devices of other processes."""
+    """Whether a mesh has devices of other processes."""
     return mesh is not None and mesh.is_multi_process
 
 
 def shardings_of(tree: Tree) -> Tree:
-    """Where its arrays lie."""
+    """The shardings of its arrays; None for other leaves."""
     return jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else None, tree)
 
 
 def lifted(tree: Tree, mesh: Mesh) -> Tree:
-    """Equal arrays of every process as arrays over the mesh of all, copied over "data"; numbers stay."""
+    """Equal arrays of every process as arrays over the mesh of all, replicated over "data"; other leaves are kept."""
 
     def lift(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return leaf
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
-        # Where it is already, but for scalars.
+        # Moves only scalars: other arrays are there already.
         leaf = jax.device_put(leaf, NamedSharding(mesh.local_mesh, spec))
         pieces = [shard.data for shard in leaf.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, NamedSharding(mesh, spec), pieces)
@@ -53,7 +53,7 @@ def lifted(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def lowered(tree: Tree, shardings: Tree) -> Tree:
-    """The copy of this process, where these `shardings_of` the tree before it say."""
+    """The copy of this process, with the `shardings_of` the tree before it was lifted."""
 
     def lower(leaf: Any, sharding: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
@@ -63,7 +63,7 @@ def lowered(tree: Tree, shardings: Tree) -> Tree:
         spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
         wanted = NamedSharding(mesh, spec)
         if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
-            leaf = jax.jit(_same, out_shardings=wanted)(leaf)
+            leaf = jax.jit(_identity, out_shardings=wanted)(leaf)
         if not isinstance(sharding, NamedSharding):
             return leaf.addressable_data(0)
         pieces = [shard.data for shard in leaf.addressable_shards]
@@ -73,7 +73,7 @@ def lowered(tree: Tree, shardings: Tree) -> Tree:
 
 
 def cut(arrays: Tree, mesh: Mesh) -> Tree:
-    """Arrays of the host, equal on every process, cut over "data": each device gets its rows from its own process."""
+    """Arrays of the host, equal on every process, sharded over "data": a device gets its rows from its own process."""
     over = NamedSharding(mesh, PartitionSpec("data"))
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(over, np.asarray(x), x.shape), arrays
@@ -81,20 +81,20 @@ def cut(arrays: Tree, mesh: Mesh) -> Tree:
 
 
 def on_host(tree: Tree) -> Tree:
-    """Numpy arrays of whole values, on every process: each sends the pieces of its devices, all in one exchange.
+    """Complete numpy arrays, on every process: each sends the pieces on its devices, all in one exchange.
 
-    Of a piece that several devices hold, one sends it.
+    A piece that is on several devices is sent by one of them.
     """
     own = lambda leaf: (shard for shard in leaf.addressable_shards if shard.replica_id == 0)
     pieces = lambda leaf: [(shard.index, np.asarray(shard.data)) for shard in own(leaf)]
     leaves, structure = jax.tree.flatten(tree)
     jax.block_until_ready(leaves)
-    wholes = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
+    complete = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
     for sent in together(lambda: [pieces(leaf) for leaf in leaves]):
-        for whole, some in zip(wholes, sent):
-            for index, piece in some:
-                whole[index] = piece
-    return jax.tree.unflatten(structure, wholes)
+        for array, parts in zip(complete, sent):
+            for index, piece in parts:
+                array[index] = piece
+    return jax.tree.unflatten(structure, complete)
 
 
 def fingerprint(tree: Tree) -> int:
@@ -105,12 +105,12 @@ def fingerprint(tree: Tree) -> int:
 
 @jax.jit
 def sum_of_bits(leaf: jax.Array) -> jax.Array:
-    """A number that changes with any bit of numbers of up to 32. An integer sum, so that its order says nothing."""
+    """A number that changes with any bit, for dtypes of up to 32 bits. It sums integers, so order does not matter."""
     leaf = leaf if leaf.dtype.itemsize == 4 else leaf.astype(jnp.float32)
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
     places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
     return jnp.sum((words ^ (words >> 16)) * places, dtype=jnp.uint32)
 
 
-def _same(leaf: jax.Array) -> jax.Array:
+def _identity(leaf: jax.Array) -> jax.Array:
     return leaf

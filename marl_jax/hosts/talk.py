@@ -1,10 +1,10 @@
-"""What the processes of a run tell each other: values of all, of the first, and errors; nothing where there is one.
+"""Exchange between the processes of a run: values of all or of process 0, and errors; a single process exchanges none.
 
-    together(make)      what `make` gives on each, in order        from_first(make)    what it gives on process 0
-    after_first(make)   what it gives here, once process 0 is done any_of(flag)        whether it is set on one of them
+    together(make)      results of `make` on each, in order        from_first(make)    its result on process 0
+    after_first(make)   its result here, after process 0's         any_of(flag)        whether any process sets it
 
-All processes make the same calls in the same order. What is raised inside of one, on any process, is raised on all of
-them, so no process waits for one that gave up. Values travel as bytes, so they are equal to the bit.
+All processes make the same calls in the same order. An error raised inside of such a call on one process is raised
+on all, so no process waits for one that gave up. Values are sent as bytes, so they are equal to the bit.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import numpy as np
 from marl_jax.errors import RunError
 
 T = TypeVar("T")
-SMALL = 1 << 12  # bytes of a message, its size included, that is sent in one go
+SMALL = 1 << 12  # bytes, size included, of a message that takes a single exchange
 
 
 def count() -> int:
@@ -27,7 +27,7 @@ def count() -> int:
 
 
 def index() -> int:
-    """The number of this one."""
+    """The number of this process."""
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
@@ -37,54 +37,54 @@ def is_first() -> bool:
 
 
 def share(items: Sequence[T]) -> list[T]:
-    """Those of the items that are this process's to work on."""
+    """The items that this process works on."""
     return list(items[index() :: count()])
 
 
 def together(make: Callable[[], T]) -> list[T]:
-    """What `make` gives on each process."""
+    """The results of `make` on all processes."""
     if count() == 1:
         return [make()]
     try:
-        said: tuple[Any, BaseException | None] = make(), None
+        result: tuple[Any, BaseException | None] = make(), None
     except Exception as error:
-        if _is_told(error):
+        if _is_known(error):
             raise
-        said = None, error
-    return _exchanged(*said)
+        result = None, error
+    return _exchange(*result)
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What `make` gives on process 0, which alone calls it."""
+    """The result of `make` on process 0, the only one that calls it."""
     return together(lambda: make() if is_first() else None)[0]  # type: ignore[return-value]
 
 
 def after_first(make: Callable[[], T]) -> T:
-    """What `make` gives here; process 0 calls it alone, then all others do."""
-    made = list[T]()  # which need not be of a kind that travels
+    """The result of `make` here; process 0 calls it first, then all others do."""
+    made = list[T]()  # the result is not sent, so it may be of any type
     from_first(lambda: made.append(make()))
     return made[0] if made else make()
 
 
 def any_of(flag: bool) -> bool:
-    """Whether it is set on a process."""
+    """Whether the flag is set on any process."""
     return any(together(lambda: flag))
 
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """What is raised in here on one process is raised by the next call of the others, too."""
+    """A context whose error on one process is also raised by the next exchange of the others."""
     try:
         yield
     except Exception as error:
-        if count() > 1 and not _is_told(error):
-            _exchanged(None, error)
+        if count() > 1 and not _is_known(error):
+            _exchange(None, error)
         raise
 
 
 @contextlib.contextmanager
 def untold() -> Iterator[None]:
-    """Around a program of all devices: the others are in it, and would not hear. They end with this process."""
+    """A context for programs of all devices: errors are not sent, as the others wait inside. They end with this one."""
     try:
         yield
     except Exception as error:
@@ -92,22 +92,22 @@ def untold() -> Iterator[None]:
         raise
 
 
-def _exchanged(value: Any, error: BaseException | None) -> list[Any]:
-    """The values of all processes; an error of this one is raised, or else one of another."""
-    said = [pickle.loads(one) for one in _gathered(_packed(value, error))]
+def _exchange(value: Any, error: BaseException | None) -> list[Any]:
+    """The values of all processes; raises this process's error or, if there is none, that of another."""
+    results = [pickle.loads(one) for one in _gather(_pack(value, error))]
     if error is not None:
         _mark(error)
         raise error
-    # A process that was asked to stop has no error to speak of: those of others count more.
-    errors = [one for _, one in said if one is not None]
+    # Errors of other processes come before that of a process that was only asked to stop.
+    errors = [one for _, one in results if one is not None]
     if errors:
         chosen = min(errors, key=lambda one: getattr(one, "gives_way", False))
         _mark(chosen)
         raise chosen
-    return [value for value, _ in said]
+    return [value for value, _ in results]
 
 
-def _packed(value: Any, error: BaseException | None) -> bytes:
+def _pack(value: Any, error: BaseException | None) -> bytes:
     if error is None:
         return pickle.dumps((value, None))
     try:
@@ -115,30 +115,30 @@ def _packed(value: Any, error: BaseException | None) -> bytes:
         if str(pickle.loads(packed)[1]) == str(error):
             return packed
     except Exception:
-        pass  # of a kind that does not travel: its text does
+        pass  # an error that cannot be pickled: its text is sent
     text = f"process {index()}: {type(error).__name__}: {error}"
     return pickle.dumps((None, RunError(text)))
 
 
-def _gathered(mine: bytes) -> list[bytes]:
+def _gather(payload: bytes) -> list[bytes]:
     """The bytes of every process, in order; padded to few lengths, so that few programs are compiled."""
     from jax.experimental import multihost_utils
 
     def padded(data: bytes, size: int) -> np.ndarray:
         return np.frombuffer(data.ljust(size, b"\0"), np.uint8)
 
-    begun = len(mine).to_bytes(8, "little") + mine
-    heads = multihost_utils.process_allgather(padded(begun[:SMALL], SMALL))
+    message = len(payload).to_bytes(8, "little") + payload
+    heads = multihost_utils.process_allgather(padded(message[:SMALL], SMALL))
     sizes = [int.from_bytes(head[:8].tobytes(), "little") for head in heads]
     if max(sizes) <= SMALL - 8:
         return [head[8 : 8 + size].tobytes() for head, size in zip(heads, sizes)]
-    whole = multihost_utils.process_allgather(padded(mine, 1 << (max(sizes) - 1).bit_length()))
-    return [row[:size].tobytes() for row, size in zip(whole, sizes)]
+    gathered = multihost_utils.process_allgather(padded(payload, 1 << (max(sizes) - 1).bit_length()))
+    return [row[:size].tobytes() for row, size in zip(gathered, sizes)]
 
 
 def _mark(error: BaseException) -> None:
     error._told = True  # type: ignore[attr-defined]
 
 
-def _is_told(error: BaseException) -> bool:
+def _is_known(error: BaseException) -> bool:
     return getattr(error, "_told", False)

@@ -28,15 +28,15 @@ _LARGEST = 3.4028234663852886e38  # of float32
 
 
 class TensorBoard:
-    """An event file; every call is in it when it returns. A resumed run begins another; its later steps win."""
+    """An event file; events are in it when `write` returns. A resumed run begins another; its steps replace older."""
 
     def __init__(self, directory: Path, resumed_at: int = 0) -> None:
         self._directory = directory
         with path_errors(directory), disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads files in the order of their names, also where the clock was set back.
-            there = (path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*"))
-            number = max([time.time_ns() // 1000, *(int(one) + 1 for one in there if one.isdecimal())])
+            earlier = (path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*"))
+            number = max([time.time_ns() // 1000, *(int(one) + 1 for one in earlier if one.isdecimal())])
             name = f"events.out.tfevents.{number:016d}.{socket.gethostname()}.{os.getpid()}"
             self._file = open(directory / name, "ab", buffering=0)  # noqa: SIM115
             self._write(_text(3, b"brain.Event:2"))
@@ -45,8 +45,8 @@ class TensorBoard:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One event with a value per tag."""
-        given = ((tag, max(-_LARGEST, min(value, _LARGEST))) for tag, value in numbers(values).items())
-        tags = (_text(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value) for tag, value in given)
+        clipped = ((tag, max(-_LARGEST, min(value, _LARGEST))) for tag, value in numbers(values).items())
+        tags = (_text(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value) for tag, value in clipped)
         with disk_errors(self._directory):
             self._write(_varint(2, step) + _text(5, b"".join(_text(1, tag) for tag in tags)))
 
@@ -69,13 +69,13 @@ class Tracker:
         digest = hashlib.sha256(str(folder).encode()).hexdigest()
         settings: dict[str, Any] = {"project": project, "resume": "allow", "config": dict(config)}
         settings["name"] = f"{folder.parent.name}/{folder.name}"
-        if package == "wandb":  # without `reinit` seeds side by side would share the run of the first
+        if package == "wandb":  # without `reinit`, seeds in one process would share the first one's run
             settings |= {"id": digest[:16], "dir": str(folder), "reinit": "create_new"}
-        else:  # knows runs by their names, and folders of many runs have a seed-0
+        else:  # Trackio identifies runs by name, and many folders have a seed-0
             settings["name"] += f"-{digest[:6]}"
         try:
             self._run = tracker.init(**settings)  # on resume the same run again
-        except Exception as error:  # of its own kinds: no log-in, no network
+        except Exception as error:  # of the package's own types: no log-in, no network
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             problem = f"logging.{package} is true, and {package} does not begin: {reason}"
             raise ConfigError([f"{problem}; log in, choose offline mode, or set it to false"]) from None
@@ -85,7 +85,7 @@ class Tracker:
         self._run.log(numbers(values), step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the tracker's run."""
         self._run.finish()
 
 
@@ -93,7 +93,7 @@ Board = TensorBoard | Tracker
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers in it by slash-separated name, of nested objects too; values that are not finite are left out."""
+    """All numbers, also of nested objects, by slash-separated name; values that are not finite are left out."""
     flat: dict[str, float] = {}
     for name, value in plain(values).items():
         if isinstance(value, Mapping):
@@ -113,7 +113,7 @@ def record(data: bytes) -> bytes:
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated right by 15 bits and moved by a constant, so that a CRC of data with CRCs is no trap."""
+    """CRC-32C, rotated right by 15 bits, plus a constant: a CRC over data that contains CRCs would be weak."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -2,9 +2,9 @@
 
     .saving-STEP (Orbax writes) ──► seal.json (digest of every file) ──► fsync ──► renamed to STEP ──► older ones pruned
 
-A directory named after a step is therefore complete, whatever killed the process. A seal that does not fit its
-files, or its own digest, is damage: the checkpoint before is taken. Of checkpoints kept for good, the trees that only a
-resume needs are removed: first from the seal, atomically, then from the disk. All of Orbax is in this file.
+A directory named after a step is therefore complete, whatever killed the process. If a seal does not match its files
+or its own digest, the checkpoint is damaged, and the one before it is used. Older checkpoints lose the trees that only
+a resume needs: first from the seal, atomically, then from the disk. All use of Orbax is in this file.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ Tree = Any
 METRICS = "metrics.jsonl"
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
-SAVE_S = 1200.0  # that Orbax may take for a save, and more for what is large
-SLOWEST = 10e6  # bytes a second of a disk that is waited for
-POLL_S = 0.05  # between two looks for what process 0 does
+SAVE_S = 1200.0  # seconds that Orbax may take for a save, in addition to those by SLOWEST
+SLOWEST = 10e6  # bytes a second of the slowest disk that is waited for
+POLL_S = 0.05  # seconds between two checks whether process 0 has finished
 _SEALED = {"step", "score", "data", "numbers", "files"}  # keys of every seal
 
 
@@ -51,7 +51,7 @@ class Damaged(CheckpointError):
 
 
 class Stripped(CheckpointError):
-    """A checkpoint is kept for its policies and has given up the rest."""
+    """A checkpoint is kept only for its policies, and its other trees were removed."""
 
 
 def _not_of_orbax(record: python_logging.LogRecord) -> bool:
@@ -60,9 +60,9 @@ def _not_of_orbax(record: python_logging.LogRecord) -> bool:
 
 
 class Checkpoints:
-    """The checkpoints of a run, for the one process that writes them. Close it, or lose the save under way.
+    """The checkpoints of a run, for the one process that writes them. Close it, or the running save is lost.
 
-    Where several processes share the run, each has this: all enter a save, and process 0 alone writes.
+    If several processes share the run, each has such an object: all enter a save, and only process 0 writes.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class Checkpoints:
     ) -> None:
         """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step.
 
-        Of the newest two are kept whatever `latest` is, in case the newest is damaged. `passing` names trees
-        that only a resume needs: the newest hold them, the others are kept without.
+        At least the two newest are kept, in case the newest is damaged. `passing` names trees that only a resume
+        needs: the newest checkpoints contain them, older ones are kept without.
         """
-        self.directory = directory = _place(directory)
+        self.directory = directory = _absolute(directory)
         self._passing = tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
         if hosts.is_first():
             with path_errors(directory), disk_errors(directory):
                 directory.mkdir(parents=True, exist_ok=True)
-            for rest in directory.glob(".*"):  # left by a killed process
-                whole = directory / rest.name.removeprefix(".saving-")
-                if whole.name.isdecimal() and is_sealed(rest) and not whole.exists():
-                    os.rename(rest, whole)  # its place was being cleared
+            for leftover in directory.glob(".*"):  # left by a killed process
+                complete = directory / leftover.name.removeprefix(".saving-")
+                if complete.name.isdecimal() and is_sealed(leftover) and not complete.exists():
+                    os.rename(leftover, complete)  # it was sealed, but not renamed yet
                 else:
-                    _remove(rest)
+                    _remove(leftover)
         self._worker = Workers("checkpoints")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         self._saving: Future[None] | None = None
@@ -98,10 +98,10 @@ class Checkpoints:
     def save(
         self, step: int, trees: Mapping[str, Tree], data: Mapping[str, Any], score: float | None = None
     ) -> None:
-        """Begin to save; the values are those of this moment, and the buffers may be donated right after.
+        """Begin to save the values of this moment; the buffers may be donated right after.
 
-        `trees` are restored by name, so that weights can be had alone. `data` is JSON: step, positions, seeds.
-        An error of the save before is raised here.
+        `trees` are restored by name, so that weights can be restored alone. `data` is JSON: step, positions, seeds.
+        An error of the previous save is raised here.
         """
         import orbax.checkpoint.experimental.v1 as ocp
 
@@ -114,7 +114,7 @@ class Checkpoints:
         json.dumps(seal)  # refused now, not in the background
         place = self.directory / f".saving-{step}"
         if hosts.count() > 1:
-            arrays = jax.tree.map(_of_first, arrays)
+            arrays = jax.tree.map(_host_array, arrays)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
         context = ocp.Context()
         context.async_options.timeout_secs = int(SAVE_S + size / SLOWEST)
@@ -133,7 +133,7 @@ class Checkpoints:
                 self._saving = None
 
     def close(self) -> None:
-        """Complete the save under way; its error is raised here."""
+        """Complete the running save; its error is raised here."""
         try:
             self.wait()
         finally:
@@ -143,7 +143,7 @@ class Checkpoints:
     def resume(
         self, templates: Mapping[str, Tree], recorded: float = math.inf, by: str = METRICS
     ) -> tuple[dict[str, Tree], dict[str, Any]] | None:
-        """The newest checkpoint that is whole and not after the last step of `by`; None where there is none at all.
+        """The newest undamaged checkpoint up to step `recorded`, the last one in `by`; None if there is no checkpoint.
 
         Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
         """
@@ -151,10 +151,10 @@ class Checkpoints:
         restored = list[tuple[dict[str, Tree], dict[str, Any]]]()
 
         def newest() -> int | None:
-            if not (there := steps(self.directory)):
+            if not (saved := steps(self.directory)):
                 return None
             trees, data, step = _load_newest(self.directory, templates, recorded, by)
-            for newer in (n for n in there if n > step):
+            for newer in (n for n in saved if n > step):
                 self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
             restored.append((trees, data))
             return step
@@ -165,7 +165,7 @@ class Checkpoints:
         return restored[0] if restored else restore(self.directory, step, templates)
 
     def set_aside(self) -> None:
-        """Go on from none of them: each becomes STEP.unrecorded."""
+        """Use none of the checkpoints: each is renamed to STEP.unrecorded."""
         for step in steps(self.directory) if hosts.is_first() else ():
             self._set_aside(step, "unrecorded")
 
@@ -175,11 +175,11 @@ class Checkpoints:
         os.rename(self.directory / str(step), aside)
 
     def _finish(self, response: Any, place: Path, seal: dict[str, Any]) -> None:
-        """In the background: seal what Orbax wrote, give it its name, prune."""
+        """In the background: seal the files that Orbax wrote, rename their directory, prune."""
         step = seal["step"]
         if not hosts.is_first():
             response.result()
-            while place.exists():  # ending before the seal, this process would have the others end, too
+            while place.exists():  # a process that ended before the seal would make the others end, too
                 time.sleep(POLL_S)
             return
         old = self.directory / f".deleting-{step}"
@@ -195,11 +195,11 @@ class Checkpoints:
                 os.rename(place, self.directory / str(step))
                 sync_directory(self.directory)
         except BaseException:
-            check_held(self.directory.parent)  # a folder that was moved meanwhile is the reason
-            if old.exists() and not (self.directory / str(step)).exists():  # of a step that is saved again
+            check_held(self.directory.parent)  # if the folder was moved meanwhile, raise that as the reason
+            if old.exists() and not (self.directory / str(step)).exists():  # the step was saved before
                 os.rename(old, self.directory / str(step))
-            for rest in self.directory.glob(f"{place.name}*"):  # under Orbax's temporary name, too
-                _remove(rest)
+            for leftover in self.directory.glob(f"{place.name}*"):  # under Orbax's temporary name, too
+                _remove(leftover)
             raise
         _remove(old)
         self._prune()
@@ -220,8 +220,8 @@ class Checkpoints:
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """The steps that have a checkpoint, rising."""
-    directory = _place(directory)
+    """The steps that have a checkpoint, in ascending order."""
+    directory = _absolute(directory)
     if not directory.is_dir():
         return []
     named = (path for path in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name))
@@ -233,10 +233,10 @@ def restore(
 ) -> tuple[dict[str, Tree], dict[str, Any]]:
     """The trees named by `templates`, in their structure, shapes, dtypes and shardings, and the data.
 
-    A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" falls back past damage; "best"
-    and a step do not.
+    A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" skips damaged checkpoints;
+    "best" and a step do not.
     """
-    directory = _place(directory)
+    directory = _absolute(directory)
     saved = steps(directory)
     if not saved:
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
@@ -273,7 +273,7 @@ def _load_newest(
         if damage:
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
-    if steps(directory) != listed:  # a run goes on there
+    if steps(directory) != listed:  # a running run has changed them
         return _load_newest(directory, templates, recorded, by)
     ahead = any(step > recorded and is_sealed(directory / str(step)) for step in listed)
     accept = ", or go on without these lines by --accept_changes" if ahead else ""
@@ -286,8 +286,8 @@ def _load_newest(
 def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
     seal = _read_seal(place)
     for name, digest in seal["files"].items():
-        part, _, rest = name.partition("/")
-        if rest and part not in templates:  # not asked for; a run that goes on may be stripping it
+        part, _, file = name.partition("/")
+        if file and part not in templates:  # of another tree, which a running run may be removing
             continue
         try:
             found = _digest(place / name)
@@ -303,7 +303,7 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
             raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {there}")
     import orbax.checkpoint.experimental.v1 as ocp
 
-    wanted = _wanted(templates)
+    wanted = _arrays_of(templates)
     try:
         if other := misfit(place, templates):
             raise CheckpointError(
@@ -322,45 +322,45 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
     return trees, seal["data"]
 
 
-def _wanted(templates: Mapping[str, Tree]) -> dict[str, dict[str, Any]]:
-    """The arrays of the trees that have some."""
+def _arrays_of(templates: Mapping[str, Tree]) -> dict[str, dict[str, Any]]:
+    """{tree: its arrays, as shapes}, without trees that have none."""
     flat = {name: _flatten(template)[0] for name, template in templates.items()}
     return {name: jax.tree.map(_abstract, arrays) for name, arrays in flat.items() if arrays}
 
 
 def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
-    """The first array of a checkpoint that has another shape than in these trees; "" where none has.
+    """The first array of a checkpoint that differs from these trees in shape or dtype; "" if there is none.
 
-    A tree of another shape is another run. Orbax takes numpy arrays of any shape and converts to any dtype.
+    Other shapes mean another run, but Orbax accepts numpy arrays of any shape and converts to any dtype.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
-    wanted = _wanted(templates)
+    wanted = _arrays_of(templates)
     with _alone():
         metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
-        there = {
+        saved = {
             key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata.get(name, {}).items()
         }
         needed = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
-        for key in sorted(there.keys() | needed.keys()):
-            if there.get(key) != needed.get(key):
-                return f"'{name}' {key} is {there.get(key, 'nothing')} there and {needed.get(key, 'nothing')} here"
+        for key in sorted(saved.keys() | needed.keys()):
+            if saved.get(key) != needed.get(key):
+                return f"'{name}' {key} is {saved.get(key, 'nothing')} there and {needed.get(key, 'nothing')} here"
     return ""
 
 
 def _strip(place: Path, names: Sequence[str]) -> None:
-    """Give up trees. Once the new seal is there, their files are none of the checkpoint's."""
+    """Remove trees. Once the new seal is written, their files are no longer part of the checkpoint."""
     try:
         seal = _read_seal(place)
     except Damaged:
         return
-    if gone := [name for name in names if name in seal["numbers"]]:
-        seal["numbers"] = {name: rest for name, rest in seal["numbers"].items() if name not in gone}
+    if removed := [name for name in names if name in seal["numbers"]]:
+        seal["numbers"] = {name: values for name, values in seal["numbers"].items() if name not in removed}
         seal["files"] = {
-            name: digest for name, digest in seal["files"].items() if name.split("/")[0] not in gone
+            name: digest for name, digest in seal["files"].items() if name.split("/")[0] not in removed
         }
-        seal["stripped"] = [*seal.get("stripped", ()), *gone]
+        seal["stripped"] = [*seal.get("stripped", ()), *removed]
         _write_seal(place, seal)
     for name in seal.get("stripped", ()):
         _remove(place / name)
@@ -378,15 +378,15 @@ def _read_seal(place: Path) -> dict[str, Any]:
     if not isinstance(seal, dict) or not seal.keys() >= _SEALED:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
     digest = seal.pop("seal", None)
-    # A seal of an earlier version has no digest of itself; a damaged one may have an unknown name instead.
-    of_before = digest is None and seal.keys() <= {*_SEALED, "stripped"}
-    if not of_before and digest != _digest_of(seal):
+    # Seals of earlier versions have no digest of their own; an unknown key may be the damaged name of the digest.
+    old_format = digest is None and seal.keys() <= {*_SEALED, "stripped"}
+    if not old_format and digest != _digest_of(seal):
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is not what was written)")
     return seal
 
 
 def tree_digest(place: Path, name: str) -> str:
-    """Digest of the files of one tree, by the seal: the same before and after other trees are removed."""
+    """Digest of the files of one tree, from the seal: the same before and after other trees are removed."""
     files = {
         file: digest for file, digest in _read_seal(place)["files"].items() if file.split("/")[0] == name
     }
@@ -394,7 +394,7 @@ def tree_digest(place: Path, name: str) -> str:
 
 
 def is_sealed(place: Path) -> bool:
-    """Whether a checkpoint has its seal; its files are not looked at."""
+    """Whether a checkpoint has a valid seal; its files are not checked."""
     try:
         return bool(_read_seal(place))
     except Damaged:
@@ -402,7 +402,7 @@ def is_sealed(place: Path) -> bool:
 
 
 def best_of(directory: Path, saved: list[int]) -> int | None:
-    """The step of the highest score, the earliest of several."""
+    """The step with the highest score, the earliest of equal ones."""
     scores = {}
     for step in saved:
         with contextlib.suppress(Damaged):
@@ -414,12 +414,12 @@ def best_of(directory: Path, saved: list[int]) -> int | None:
 # ---------------------------------------------------------------- trees and files
 
 
-def _place(directory: str | os.PathLike[str]) -> Path:
-    return Path(os.path.expanduser(directory)).absolute()  # Orbax takes no other
+def _absolute(directory: str | os.PathLike[str]) -> Path:
+    return Path(os.path.expanduser(directory)).absolute()  # Orbax takes no relative paths
 
 
 def _flatten(tree: Tree) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arrays by path, Python numbers by path); the structure is the template's to give back."""
+    """(arrays by path, Python numbers by path); the structure comes from a template when they are restored."""
     arrays: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -441,8 +441,8 @@ def _unflatten(template: Tree, arrays: Mapping[str, Any], numbers: Mapping[str, 
     return jax.tree_util.tree_unflatten(structure, [leaves[_key(path)] for path, _ in paths])
 
 
-def _of_first(leaf: Any) -> np.ndarray:
-    """On the host, as Orbax has values of several processes that are equal; of others than process 0 only the shape."""
+def _host_array(leaf: Any) -> np.ndarray:
+    """A host array, which Orbax takes as equal on all processes; on others than process 0 it only has the shape."""
     if hosts.is_first():
         return np.array(leaf)
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
@@ -450,7 +450,7 @@ def _of_first(leaf: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Orbax reads here without waiting for other processes, which read by themselves."""
+    """A context in which Orbax reads without waiting for other processes, which read by themselves."""
     if hosts.count() == 1:
         yield
         return

@@ -20,9 +20,9 @@ class DiskFull(UserError, RuntimeError):
 
 
 def write_atomically(path: Path, content: str | bytes, shared: bool = False) -> None:
-    """Write a file that holds the old content or the new one at every moment, even after a crash of the machine.
+    """Write a file that has either the old or the new content at every moment, even after a crash of the machine.
 
-    Of a `shared` one, that of any process that writes it at the same time.
+    A `shared` file may be written by several processes at the same time: it has the content of one of them.
     """
     own = f".{socket.gethostname()}-{os.getpid()}" if shared else ""
     unfinished = path.with_name(f".{path.name}{own}.unfinished")
@@ -41,7 +41,7 @@ def write_atomically(path: Path, content: str | bytes, shared: bool = False) -> 
 
 
 def append(file: io.RawIOBase, data: bytes, sync: bool = False) -> None:
-    """All of the data at the end of an unbuffered file, which may take it in pieces; on an error, none of it."""
+    """Append all data to an unbuffered file, which may take it in pieces; on an error, nothing is appended."""
     end = file.seek(0, os.SEEK_END)
     try:
         while data:
@@ -55,13 +55,13 @@ def append(file: io.RawIOBase, data: bytes, sync: bool = False) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """A file that was written survives a crash from here on, under its name."""
+    """Make a file that was written survive a crash, under its name."""
     sync_directory(path)
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Names that were created in or removed from a directory survive a crash from here on."""
+    """Make names that were created in or removed from a directory survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,17 +77,17 @@ def disk_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, DiskFull):
             raise
-        if _says(error, _FULL):
+        if _is_one_of(error, _FULL):
             what = f"the disk of '{path}' is full ({_free(path)} free): make room"
-        elif _says(error, _LARGE):
+        elif _is_one_of(error, _LARGE):
             what = f"a file of '{path}' became larger than may be: raise the limit (ulimit -f)"
         else:
             raise
         raise DiskFull(f"{what} and start the same command again; what was saved before is intact") from error
 
 
-def _says(error: BaseException | None, texts: Mapping[int, str]) -> bool:
-    """Libraries wrap the error, or keep no more of it than its text."""
+def _is_one_of(error: BaseException | None, texts: Mapping[int, str]) -> bool:
+    """Whether an error is one of these {errno: text}; libraries may wrap it, or keep only its text."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -95,12 +95,12 @@ def _says(error: BaseException | None, texts: Mapping[int, str]) -> bool:
             return True
         if any(text in str(error) for text in texts.values()):
             return True
-        if isinstance(error, BaseExceptionGroup) and any(_says(one, texts) for one in error.exceptions):
+        if isinstance(error, BaseExceptionGroup) and any(_is_one_of(one, texts) for one in error.exceptions):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def _free(path: Path) -> str:
-    place = next((each for each in (path, *path.parents) if each.exists()), Path("/"))
-    return f"{shutil.disk_usage(place).free / 2**20:,.1f} MiB"
+    existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
+    return f"{shutil.disk_usage(existing).free / 2**20:,.1f} MiB"

@@ -2,8 +2,8 @@
 
     config.json   config, digests (base, tokenizer, data, prompts), versions, settled (chosen on the machine)
 
-`config.json` is written once there is something to keep. A resume compares all of it but `settled`, which is handed
-back to be used again; a difference is refused, or on request noted down under `changes`.
+`config.json` is written once there is something to keep. A resume compares all of it except `settled`, which
+is returned to be used again; a difference is refused, or recorded under `changes` if it is accepted.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from marl_jax.run_folder.files import write_atomically
 CONFIG = "config.json"
 LOCK = ".lock"
 _COMPARED = ("config", "digests", "versions")
-_HOLDS = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
-# Fields that settled values follow from: if one of these is changed, they are settled anew.
+_TYPES = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
+# Fields that determine the settled values: if one of these is changed, they are settled again.
 _SETTLED_BY = (
     *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
     *("digests.base ", "versions.jax", "versions.device"),
 )
-# Fields that say what policies are asked and how they answer: evaluations before and after a change cannot be compared.
+# Fields that determine prompts and answers of policies: evaluations before and after a change cannot be compared.
 PLAYED_BY = (
     *("workflow", "policies", "sampling", "role_sampling", "rollout.limits"),
     *("engine.max_prompt", "engine.sampler"),
@@ -55,11 +55,11 @@ _PACKAGES = (
     "orbax-checkpoint",
 )
 # These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, any
-# number of processes may share a run, and a server may stand anywhere.
+# number of processes may share a run, and a server may run anywhere.
 _FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts", "config.engine.vllm.url")
-_LOGS = (".log", ".out", ".err")  # which may be opened in the folder before a run starts
+_LOGS = (".log", ".out", ".err")  # of files that may be opened in the folder before a run starts
 _NOTHING = object()
-_held: dict[Path, os.stat_result] = {}  # {path: the file} of the locks of this process
+_held: dict[Path, os.stat_result] = {}  # {path: its file} of the locks that this process holds
 
 
 class FolderError(UserError, RuntimeError):
@@ -68,9 +68,9 @@ class FolderError(UserError, RuntimeError):
 
 @contextlib.contextmanager
 def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another --workdir") -> Iterator[Path]:
-    """The folder, made if need be and locked for this process while the context lasts.
+    """A context with the folder, created if needed and locked for this process.
 
-    A folder of something else is refused and left as it is.
+    A folder that is not a run's is refused and left unchanged.
     """
     path = Path(os.path.expanduser(workdir)).absolute()
     with contextlib.ExitStack() as stack:
@@ -87,24 +87,24 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[str | None]:
-    """This process's while the context lasts: None; or who has it.
+    """A context that locks a file for this process and yields None, or the owner if another process has the lock.
 
-    The kernel holds the lock, so it goes with the process, however that ends.
+    The kernel keeps the lock, so it is released when the process ends, however that happens.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    own = os.fstat(descriptor)
+    file = os.fstat(descriptor)
     try:
-        if (owner := _take(descriptor, path)) is None:
-            _held[path] = own
+        if (owner := _acquire(descriptor, path)) is None:
+            _held[path] = file
         yield owner
     finally:
-        if _held.get(path) is own:
+        if _held.get(path) is file:
             del _held[path]
         os.close(descriptor)
 
 
 def check_held(folder: Path) -> None:
-    """Refuse to write where the folder was moved, removed or replaced since it was opened."""
+    """Raise if the folder was moved, removed or replaced since it was opened: it must not be written to."""
     if (held := _held.get(folder / LOCK)) is None:
         return
     with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def begin(
     """Write `config.json`, or compare with the present one; returns the values settled at the first start.
 
     `settle` chooses values for the machine (lanes, lengths, kernels): at the first start, and after an accepted change
-    of fields that they follow from. A start that failed does not count: the next one may differ.
+    of fields that determine them. A start that failed does not count: the next one may differ.
     """
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
     before = earlier(folder)
@@ -171,13 +171,13 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
 
 
 def changes(before: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """A line for each field of a recorded configuration that is another one now, and may not be."""
+    """One line for each field of a recorded configuration that was changed and must not be."""
     lines = differences(before, config.to_json())
     return [line for line in lines if not f"config.{line}".startswith(_FREE)]
 
 
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """What an earlier start settled, as far as this configuration leaves it; nothing if there was none."""
+    """The settled values of an earlier start that still apply to this configuration; {} if there was none."""
     record = earlier(folder)
     lines = differences(record.get("config", {}), config.to_json(), "config.")
     if any(not line.startswith(_FREE) for line in lines) and not has_results(folder):
@@ -186,12 +186,12 @@ def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def plays_else(folder: Path) -> bool:
-    """Whether an accepted change made evaluations of before others than those that are made now."""
+    """Whether, after an accepted change, earlier evaluations cannot be compared with later ones."""
     return any(line.startswith(_PLAYED_BY) for lines in earlier(folder).get("changes", ()) for line in lines)
 
 
 def _still_settled(record: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any] | None:
-    """What the changes that the lines tell leave of the settled values; None: all follow from what was changed."""
+    """The settled values that still apply after the changes in `lines`; None if a change affects all of them."""
     if any(line.startswith(_SETTLED_BY) and not line.startswith(_FREE) for line in lines):
         return None
     road = any(line.startswith("config.road:") for line in lines)
@@ -218,7 +218,7 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
         raise FolderError(
             f"there is no run in '{workdir}' (its {CONFIG} is no run's): restore it, or choose another folder"
         )
-    if broken := [name for name, kind in _HOLDS.items() if not isinstance(record.get(name), kind)]:
+    if broken := [name for name, kind in _TYPES.items() if not isinstance(record.get(name), kind)]:
         raise FolderError(
             f"'{path}' is damaged ({', '.join(broken)}): restore it, or start in another folder"
         )
@@ -226,7 +226,7 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def run_around(path: Path) -> Path | None:
-    """The folder of the run that a directory is, or lies in; a run that lost its `config.json` is one, too."""
+    """The folder of the run that a path is, or is in; a run that lost its `config.json` counts, too."""
     for place in (path.resolve(), *path.resolve().parents):
         with contextlib.suppress(FolderError, OSError):
             if ((place / LOCK).exists() and has_results(place)) or read(place):
@@ -259,7 +259,7 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
 
 @contextlib.contextmanager
 def taken_back(folder: Path) -> Iterator[None]:
-    """A context that restores `config.json` if it fails: an accepted change that cannot be made."""
+    """A context that restores `config.json` on an error: then an accepted change could not be made."""
     path = folder / CONFIG
     before = path.read_text(encoding="utf-8") if path.exists() else None
     try:
@@ -272,7 +272,7 @@ def taken_back(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def path_errors(path: Path, way_out: str = "move it away, or choose another --workdir") -> Iterator[None]:
-    """An error of the system about a file or directory of a run, in one line."""
+    """A context that raises system errors about a file or directory of a run as a `FolderError` of one line."""
     try:
         yield
     except OSError as error:
@@ -295,27 +295,27 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
 
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
-    """Of the weights and the configuration of a model's directory, and of ends of texts that stand elsewhere."""
+    """Digest of a model's weights and configuration, and of other end tokens in generation_config.json."""
     place = located(directory)
     digest = _digest(place, lambda name: name.endswith(".safetensors") or name == "config.json")
-    stated, more = (_ends(place / name) for name in ("config.json", "generation_config.json"))
-    return digest if more in (None, stated) else hashlib.sha256(f"{digest} {more}".encode()).hexdigest()
+    ends, other = (_end_tokens(place / name) for name in ("config.json", "generation_config.json"))
+    return digest if other in (None, ends) else hashlib.sha256(f"{digest} {other}".encode()).hexdigest()
 
 
-def _ends(path: Path) -> Any:
+def _end_tokens(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # the loading of the model says so
+    except (OSError, ValueError, AttributeError):  # loading the model reports it
         return None
 
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
-    """Of all that decides how text becomes tokens, the chat template included."""
+    """Digest of all files that decide how text becomes tokens, the chat template included."""
     return _digest(located(directory), lambda name: name in TOKENIZER_FILES)
 
 
 def versions() -> dict[str, str]:
-    """Of this library (its number, and a digest of its code) and of what decides bits, tokens and grades."""
+    """Versions of this library (its number, a digest of its code) and of all that decides bits, tokens and grades."""
     home = Path(marl_jax.__file__).parent
     code = hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
@@ -346,8 +346,8 @@ def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
     return digest.hexdigest()
 
 
-def _take(descriptor: int, path: Path) -> str | None:
-    for wait in (0.01, 0.05, 0.2, None):  # who only looks whether it is in use does so for a moment
+def _acquire(descriptor: int, path: Path) -> str | None:
+    for wait in (0.01, 0.05, 0.2, None):  # `in_use` takes the lock for a moment
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
@@ -363,7 +363,7 @@ def _take(descriptor: int, path: Path) -> str | None:
 
 
 def earlier(folder: Path) -> dict[str, Any]:
-    """The record of an earlier start; nothing if there was none. A folder that cannot be a run's is refused."""
+    """The record of an earlier start; {} if there was none. A folder that cannot be a run's is refused."""
     if not folder.exists():
         return {}
     if not folder.is_dir():
@@ -374,36 +374,36 @@ def earlier(folder: Path) -> dict[str, Any]:
         raise FolderError(
             f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
         )
-    if strange := _strangers(folder):
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+    if foreign := _foreign_names(folder):
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise FolderError(
-            f"'{folder}' holds files that are no run's ({strange[0]}{more}): choose another --workdir, "
+            f"'{folder}' holds files that are no run's ({foreign[0]}{more}): choose another --workdir, "
             "one that is new or empty"
         )
     return {}
 
 
 def has_results(folder: Path) -> bool:
-    """Whether a run left anything that a later start could go on from."""
+    """Whether a run left results that a later start could continue from."""
     logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
     return any(log.exists() and log.stat().st_size for log in logs) or any(
         (folder / "checkpoints").glob("[0-9]*")
     )
 
 
-def _strangers(folder: Path) -> list[str]:
-    """Names in a folder that no start of a run makes; hidden files and logs of a shell are ignored.
+def _foreign_names(folder: Path) -> list[str]:
+    """Names in a folder that no run creates; hidden files and logs of a shell are ignored.
 
-    So are the folders of seeds that were refused, which hold a lock.
+    So are the folders of refused seeds, which contain only a lock.
     """
     ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
 
-    def strange(path: Path) -> bool:
+    def is_foreign(path: Path) -> bool:
         if path.name.startswith(".") or path.suffix in _LOGS or path.name in ours:
             return False
         return not path.is_dir() or [inner.name for inner in path.iterdir()] != [LOCK]
 
-    return sorted(path.name for path in folder.iterdir() if strange(path))
+    return sorted(path.name for path in folder.iterdir() if is_foreign(path))
 
 
 def _forget_tools(folder: Path) -> None:
@@ -412,7 +412,7 @@ def _forget_tools(folder: Path) -> None:
 
 
 def _write(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record, as `read` gives it back."""
+    """Write the record, and return it as `read` does."""
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_atomically(folder / CONFIG, text)
     return json.loads(text)

@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON object per line, keyed by `step`; a run that was killed writes the same file.
+"""Metrics of a run: one JSON object per line, keyed by `step`; a run that was killed and resumed writes the same file.
 
     log = JsonLines(folder / "metrics.jsonl")
     log.rewind(step)                    on resume: lines after the restored checkpoint are removed
@@ -22,14 +22,14 @@ class JsonLines:
     """A file of JSON lines that is appended to; every line is on the disk when `write` returns."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens the file; a last line that a kill cut short is taken off."""
+        """Opens the file; an incomplete last line, left by a kill, is removed."""
         self.path = path = Path(path)
         with path_errors(path), disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
             size = self._file.seek(0, os.SEEK_END)
-            if size and (whole := path.read_bytes().rfind(b"\n") + 1) < size:
-                self._file.truncate(whole)
+            if size and (complete := path.read_bytes().rfind(b"\n") + 1) < size:
+                self._file.truncate(complete)
                 os.fsync(self._file.fileno())
             sync_directory(path.parent)
 
@@ -40,20 +40,20 @@ class JsonLines:
             append(self._file, line.encode(), sync=True)
 
     def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
-        """Remove every line of a later step but those of `checkpoint`; returns the removed lines."""
+        """Remove all lines of later steps except those of `checkpoint`; returns the removed lines."""
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept, gone = list[bytes](), list[dict[str, Any]]()
+        kept, removed = list[bytes](), list[dict[str, Any]]()
         for line in lines:
-            line_of = _parse(line, self.path)
-            if line_of["step"] <= step or (checkpoint and line_of.get("checkpoint") == checkpoint):
+            entry = _parse(line, self.path)
+            if entry["step"] <= step or (checkpoint and entry.get("checkpoint") == checkpoint):
                 kept.append(line)
             else:
-                gone.append(line_of)
-        if gone:
+                removed.append(entry)
+        if removed:
             self._file.close()
             write_atomically(self.path, b"".join(kept).decode())
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
-        return gone
+        return removed
 
     def close(self) -> None:
         """Close the file."""
@@ -61,24 +61,24 @@ class JsonLines:
 
 
 class Unwritten(JsonLines):
-    """The same file at a process that another writes it for."""
+    """The same file in a process that does not write it, because another process does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
-        """Nothing."""
+        """Do nothing."""
         return []
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines, also of one that is being written; each must have an integer `step`."""
+    """The objects of a file of JSON lines, which may still be written to; each must have an integer `step`."""
     path = Path(path)
     if path.exists():
         with path_errors(path):
@@ -97,14 +97,14 @@ def recorded(path: str | os.PathLike[str]) -> int:
 
 
 def lacking(evaluations: Iterable[Mapping[str, Any]], every: int, step: int) -> list[int]:
-    """The steps before `step` that a run evaluates every so many steps, and that have no accuracy in these lines."""
-    along = (line for line in evaluations if "checkpoint" not in line)
-    there = {line["step"] for line in along if isinstance(line.get("accuracy"), int | float)}
-    return [due for due in range(0, step, every) if due not in there] if every else []
+    """The steps before `step` that a run evaluates (every `every` steps) and that have no accuracy in these lines."""
+    own_lines = (line for line in evaluations if "checkpoint" not in line)
+    evaluated = {line["step"] for line in own_lines if isinstance(line.get("accuracy"), int | float)}
+    return [due for due in range(0, step, every) if due not in evaluated] if every else []
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: numbers of arrays as numbers, exactly; NaN and infinities as null."""
+    """A value that JSON can store: numbers of arrays as numbers, exactly; NaN and infinities as None."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
