@@ -134,7 +134,7 @@ def keep(
     with contextlib.suppress(Exception):
         serialized = list(map(serialize_executable.serialize, programs))
         if jax.default_backend() == "cpu" and not all(
-            any(map(one[0].__contains__, OBJECTS)) for one in serialized
+            any(map(program[0].__contains__, OBJECTS)) for program in serialized
         ):
             return
         data = pickle.dumps((needs, [(zlib.compress(code, 1), *trees) for code, *trees in serialized]))

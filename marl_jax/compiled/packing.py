@@ -156,9 +156,9 @@ def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen
     back = block - jnp.arange(seen - stems)[::-1]  # the farthest first
     step = jnp.arange(stems)
     ahead = begin[:, None] + step
-    there = (step * BLOCK < stem[:, None]) & (ahead < since[:, None])
+    visible = (step * BLOCK < stem[:, None]) & (ahead < since[:, None])
     own = jnp.where(back >= since[:, None], back, -1)
-    return jnp.concatenate([own, jnp.where(there, ahead, -1)], axis=1)
+    return jnp.concatenate([own, jnp.where(visible, ahead, -1)], axis=1)
 
 
 def _entry(x: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:

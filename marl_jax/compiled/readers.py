@@ -109,6 +109,6 @@ def same_reader(reader: Any) -> Any:
 
 def _blank(text: Text) -> Read:
     rows = len(text.chars)
-    nothing, none = jnp.zeros(rows, bool), jnp.full(rows, -1, jnp.int32)
+    false, no_choice = jnp.zeros(rows, bool), jnp.full(rows, -1, jnp.int32)
     key, parts = jnp.zeros((rows, 2), jnp.uint32), jnp.zeros((rows, 0, text.chars.shape[1]), jnp.uint8)
-    return Read(nothing, none, nothing, nothing, key, parts, jnp.zeros(rows, jnp.int32))
+    return Read(false, no_choice, false, false, key, parts, jnp.zeros(rows, jnp.int32))

@@ -322,10 +322,10 @@ class Stage:
             rows = self._written(pieces, by_task=False)
             written.append(rows if after is None else self._continued(self.lines[after], rows))
         (tokens, length, cut), *others = _equally_wide(written)
-        for (other, more, off), paths in zip(others, list(variants.values())[1:]):
+        for (other, size, cut_off), paths in zip(others, list(variants.values())[1:]):
             on_path = self._by_path([path in paths for path in range(len(seat))])
-            tokens, length = jnp.where(on_path[:, None], other, tokens), jnp.where(on_path, more, length)
-            cut = jnp.where(on_path, off, cut)
+            tokens, length = jnp.where(on_path[:, None], other, tokens), jnp.where(on_path, size, length)
+            cut = jnp.where(on_path, cut_off, cut)
         return tokens, length, cut
 
     def _continued(self, line: Line, added: Prompts) -> Prompts:
@@ -386,8 +386,8 @@ class Stage:
 def _checked(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
     """The value, which must be an array with one entry for each episode."""
     if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, kind):
-        given = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
-        raise NoArrayForm(f"{what} for each episode, [E], not {given}")
+        actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
+        raise NoArrayForm(f"{what} for each episode, [E], not {actual}")
     return value
 
 
@@ -461,6 +461,6 @@ class _Rehearsal(Stage):
 
     def _read(self, lines: list[Line]) -> None:
         form_of(lines[0].cue.read, lines[0].cue.role, self.family)
-        none = jnp.zeros(1, jnp.int32)
+        zero = jnp.zeros(1, jnp.int32)
         for line in lines:
-            line.read = Read(none > 0, none - 1, none > 0, none > 0, none[:, None], none[:, None], none)
+            line.read = Read(zero > 0, zero - 1, zero > 0, zero > 0, zero[:, None], zero[:, None], zero)

@@ -248,8 +248,8 @@ def restore(
             f"no checkpoint in '{directory}' was evaluated by the run itself, so none is the best: use latest"
         )
     if step not in saved:
-        there = ", ".join(map(str, saved))
-        raise CheckpointError(f"there is no checkpoint of step {step} in '{directory}'; there is: {there}")
+        existing = ", ".join(map(str, saved))
+        raise CheckpointError(f"there is no checkpoint of step {step} in '{directory}'; there is: {existing}")
     return _load(directory / str(step), templates)
 
 
@@ -299,18 +299,18 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
         if name in seal.get("stripped", ()):
             raise Stripped(f"checkpoint {place.name} is kept without '{name}'")
         if name not in seal["numbers"]:
-            there = ", ".join(seal["numbers"])
-            raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {there}")
+            existing = ", ".join(seal["numbers"])
+            raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {existing}")
     import orbax.checkpoint.experimental.v1 as ocp
 
-    wanted = _arrays_of(templates)
+    arrays = _arrays_of(templates)
     try:
         if other := misfit(place, templates):
             raise CheckpointError(
                 f"checkpoint {place.name} does not fit: {other}; start the run as it was, or choose another --workdir"
             )
         with _alone():
-            loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
+            loaded = ocp.load_checkpointables(place, arrays) if arrays else {}
     except Exception as error:
         if place.exists():
             raise
@@ -335,10 +335,10 @@ def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
-    wanted = _arrays_of(templates)
+    arrays = _arrays_of(templates)
     with _alone():
-        metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
-    for name, leaves in wanted.items():
+        metadata = ocp.checkpointables_metadata(place).metadata if arrays else {}
+    for name, leaves in arrays.items():
         saved = {
             key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata.get(name, {}).items()
         }

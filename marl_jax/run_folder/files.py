@@ -78,12 +78,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         if isinstance(error, DiskFull):
             raise
         if _is_one_of(error, _FULL):
-            what = f"the disk of '{path}' is full ({_free(path)} free): make room"
+            why = f"the disk of '{path}' is full ({_free(path)} free): make room"
         elif _is_one_of(error, _LARGE):
-            what = f"a file of '{path}' became larger than may be: raise the limit (ulimit -f)"
+            why = f"a file of '{path}' became larger than may be: raise the limit (ulimit -f)"
         else:
             raise
-        raise DiskFull(f"{what} and start the same command again; what was saved before is intact") from error
+        raise DiskFull(f"{why} and start the same command again; what was saved before is intact") from error
 
 
 def _is_one_of(error: BaseException | None, texts: Mapping[int, str]) -> bool:
