@@ -1,6 +1,6 @@
 """The table of a step in arrays: the columns of `marl_jax.table`, with a row for every call that could be made.
 
-    lines of the stage ──table_of──► columns ──worth──► reward, group, advantage ──to_host──► the hosted Table
+    lines of the stage ──table_of──► columns ──with_advantages──► reward, group, advantage ──to_host──► hosted Table
 
 Prompts [N, P], tokens and logprobs [N, M] are padded, with lengths. A call that was not made has length 0, is not
 sound and has no group (-1); `to_host` leaves it out. The place of a call is its index in `Stage.lines` and `cues`.
@@ -128,7 +128,7 @@ def _truncated(cast: Cast, line: Line) -> jax.Array:
     return line.made & ~jnp.any(last == cast.stops[line.cue.role], axis=1)
 
 
-def worth(cast: Cast, columns: Columns) -> Columns:
+def with_advantages(cast: Cast, columns: Columns) -> Columns:
     """Add reward components, rewards, groups and advantages, by the functions of the hosted road.
 
     Computed in float64, as numpy does there, and stored in float32, as advantages are there, too.

@@ -165,8 +165,8 @@ def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes, forced:
         heads = lambda rows: (rows[:, None] * kv + jnp.arange(kv)).reshape(-1)
         own = jax.tree.map(lambda x: x[heads(lane)], loop.own)
         keys, values = jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values))
-        stem_left = Stem(keys, values, stem.length[prompt])
-        end = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), stem_left, take(forced), 0)
+        stem_of_lane = Stem(keys, values, stem.length[prompt])
+        end = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), stem_of_lane, take(forced), 0)
         return jax.tree.map(lambda old, new: old.at[lane].set(new, **UNIQUE), loop.out, end.out)
 
     loop = run(loop, stem, forced, few)

@@ -48,7 +48,7 @@ class Axes:
         return tree if self.data is None else jax.lax.psum(tree, self.data)
 
 
-def ready(cast: Cast, columns: Columns) -> Columns:
+def before_update(cast: Cast, columns: Columns) -> Columns:
     """The table before the update: `trains` marks the rows of roles that are not frozen; log-probs are still 0."""
     frozen = cast.config.policies.frozen_roles
     learns = jnp.array([not is_frozen(cue.role, cue.slot, frozen) for cue in columns.cues])

@@ -53,9 +53,9 @@ class Line(NamedTuple):
     start: jax.Array  # Int[N], position of the row's first token
     fed: jax.Array  # Int[N]
     stem: jax.Array  # Int[N], length of its group's stem
-    begin: jax.Array  # Int[N], begin of its group, which is the begin of a block
-    end: jax.Array  # Int[N], end of its group's last row
-    after: jax.Array  # Int[N], begin of the next group
+    begin: jax.Array  # Int[N], where its group begins, aligned to a block
+    end: jax.Array  # Int[N], where its group's last row ends
+    after: jax.Array  # Int[N], where the next group begins
     target: jax.Array  # Int[N], number of the row's first target among the targets of all rows
 
 
@@ -63,7 +63,7 @@ class Pack(NamedTuple):
     """A pack, and the rows that its targets belong to."""
 
     batch: MicroBatch  # of one sequence; its table is wide enough for the longest row
-    need: jax.Array  # [] how many of the table's last columns its rows need
+    need: jax.Array  # [] how many of the last columns of its table are needed
     stop: jax.Array  # [] the first row that did not fit
     row: jax.Array  # Int[M], the row of each target; N or more for padding
     column: jax.Array  # Int[M], the target's number in its row
@@ -102,7 +102,7 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> P
     moved = at(line.start) - at(line.stem)
     offset = jnp.where(same, moved, at(line.after) - _round_up(at(line.end) - moved))
     start, target = line.start - offset, line.target - at(line.target)
-    begin = jnp.where(same, 0, line.begin - offset)  # begin of the row's group
+    begin = jnp.where(same, 0, line.begin - offset)  # where the row's group begins
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.target_count <= sampled)
 
     def row_at(end: int, begins: jax.Array) -> jax.Array:

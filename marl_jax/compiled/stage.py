@@ -211,11 +211,11 @@ class Stage:
                 "a call that is another role's, or read otherwise, on another path has no form in arrays"
             )
         made = self.live & self._by_path([cue is not None for cue in seat])
-        reads_by_path = [own.reads if own else () for own in seat]
+        reads_by_path = [c.reads if c else () for c in seat]
         most = max(1, *map(len, reads_by_path))
         reads = self._by_path([[*places, *[-1] * (most - len(places))] for places in reads_by_path])
         policy = policy_of(self.cast.config.policies.map, cue.role, cue.slot)
-        bound = max(self._bound(own) for own in seat if own)
+        bound = max(self._bound(c) for c in seat if c)
         return Line(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
 
     def _by_path(self, values: Sequence[Any]) -> jax.Array:
@@ -304,14 +304,14 @@ class Stage:
         )
         after = any(cue.after is not None for cue in cues)
         if alike and not shows_completion and not after and len({cue.pieces for cue in cues}) == 1:
-            return self._written(cues[0].pieces, by_task=True)
+            return self._tokenised(cues[0].pieces, by_task=True)
         if alike and not after:
-            return self._of_seat(seats[0])
-        each = _equally_wide([self._of_seat(seat) for seat in seats])
+            return self._prompts_of(seats[0])
+        each = _equally_wide([self._prompts_of(seat) for seat in seats])
         flat = lambda *xs: jnp.stack(xs, axis=1).reshape(self.episodes * len(xs), *xs[0].shape[1:])
         return jax.tree.map(flat, *each)
 
-    def _of_seat(self, seat: list[Cue | None]) -> Prompts:
+    def _prompts_of(self, seat: list[Cue | None]) -> Prompts:
         """The prompts [E, P] of one call, each for the path of its episode."""
         variants: dict[Any, list[int]] = {}
         for path, cue in enumerate(seat):
@@ -319,7 +319,7 @@ class Stage:
                 variants.setdefault((cue.pieces, cue.after), []).append(path)
         written = []
         for pieces, after in variants:
-            rows = self._written(pieces, by_task=False)
+            rows = self._tokenised(pieces, by_task=False)
             written.append(rows if after is None else self._continued(self.lines[after], rows))
         (tokens, length, cut), *others = _equally_wide(written)
         for (other, size, cut_off), paths in zip(others, list(variants.values())[1:]):
@@ -338,10 +338,10 @@ class Stage:
         pieces = [line.prompt, (line.tokens, line.length), closing, tuple(turn)]
         return *join(pieces, sum(values.shape[1] for values, _ in pieces)), cut
 
-    def _written(self, pieces: Sequence[Piece], *, by_task: bool) -> Prompts:
+    def _tokenised(self, pieces: Sequence[Piece], *, by_task: bool) -> Prompts:
         """The tokens of a text in which every field is filled."""
         rows = len(self._tasks.id) if by_task else self.episodes
-        filled = [self._piece(piece, rows) for piece in pieces]
+        filled = [self._filled(piece, rows) for piece in pieces]
         most = sum(values.shape[1] for (values, _), _ in filled)
         tokens = sum(bound for _, bound in filled)
         need = sum((length for (_, length), _ in filled), jnp.zeros((), jnp.int32)).max()
@@ -352,8 +352,8 @@ class Stage:
         written, count = by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
         return written, jnp.minimum(count, tokens), jnp.maximum(count - tokens, 0)
 
-    def _piece(self, piece: Piece, count: int) -> tuple[Rows, int]:
-        """(codes and sizes, the most tokens of them)."""
+    def _filled(self, piece: Piece, count: int) -> tuple[Rows, int]:
+        """A filled piece: (codes and sizes, the most tokens of them)."""
         tasks = self._tasks
         if not isinstance(piece, Field):
             codes = jnp.frombuffer(piece.codes, jnp.uint8)

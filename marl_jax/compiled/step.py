@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.compiled.cast import Cast, cast_of
-from marl_jax.compiled.columns import Columns, table_of, worth
-from marl_jax.compiled.learn import Axes, learn, ready
+from marl_jax.compiled.columns import Columns, table_of, with_advantages
+from marl_jax.compiled.learn import Axes, before_update, learn
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.stage import Stage, count_calls
 from marl_jax.config.run_config import RunConfig
@@ -110,7 +110,7 @@ def make_halves(
         stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
         answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
         versions = {policy: own.updates for policy, own in state.learner.items()}
-        columns = ready(cast, worth(cast, table_of(stage, answer, versions)))
+        columns = before_update(cast, with_advantages(cast, table_of(stage, answer, versions)))
         return columns, _means(columns, axes)
 
     @jax.enable_x64(False)

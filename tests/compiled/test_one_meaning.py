@@ -207,7 +207,7 @@ def test_an_answer_without_its_box_is_right_by_text_and_beyond_the_arrays():
 def test_both_roads_mask_the_same_sequences(monkeypatch):
     """Every other call was sampled under log-probs that are half a nat a token off, as another engine's may be."""
 
-    def on_device(cast, columns, worth=step_of.worth):
+    def on_device(cast, columns, worth=step_of.with_advantages):
         columns = worth(cast, columns)
         off = 0.5 * (jnp.arange(len(columns.table.length)) % 2)
         logprobs = columns.table.logprobs - off[:, None]
@@ -219,7 +219,7 @@ def test_both_roads_mask_the_same_sequences(monkeypatch):
         return table.replace(logprobs=Ragged.of(rows, np.float32)), groups
 
     hosted = Hosted(small("single-shared-xs-math", **{"learner.loss.mask_ratio": "0.8,1.25"}))
-    monkeypatch.setattr(step_of, "worth", on_device)
+    monkeypatch.setattr(step_of, "with_advantages", on_device)
     monkeypatch.setattr(both_roads, "with_advantages", in_the_table)
     step = jax.jit(compiled.make_step(hosted.config, parts=hosted.parts))
     tasks, before = next(hosted.problems), hosted.compiled_state()
