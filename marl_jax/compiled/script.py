@@ -167,7 +167,7 @@ def _first_changed_role(
     texts: Mapping[int, str],
     written: Sequence[tuple[Call, str]],  # the calls of a dry run, and the text that each adds
 ) -> str | None:
-    """The role of the first call that, in a dry run with longer texts, does not add its `written` text filled with them."""
+    """The role of the first call that, in a dry run with longer texts, does not add its `written` text with them."""
     filled = {mark(): f"aB {mark()} cD"}
     filled |= {mark(call): f" aB\n{mark(call)}\n{'cD ' * 400}" for call in range(len(written))}
     table = str.maketrans(filled)

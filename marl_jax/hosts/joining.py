@@ -27,7 +27,7 @@ from marl_jax.hosts import talk
 from marl_jax.threads import Workers
 
 WAIT_S = 300.0  # seconds for all processes to connect
-REASON_S = 1.0  # seconds that a failing process gives its companion
+REASON_S = 1.0  # seconds that a failing process waits for its companion
 FOUND_S = 20.0  # seconds for companions, once their processes have found each other
 HEARTBEAT_S = 20  # seconds without a sign from a process until JAX counts it as lost
 END_S = 30  # seconds for all processes to come to the end
@@ -79,7 +79,7 @@ def joined(
         _check_devices()
         _companion = companion
         yield
-        talk.any_of(False)  # one may still write files, and JAX's shutdown waits only half a minute
+        talk.any_of(False)  # another may still write files, and JAX's shutdown waits only half a minute
     except BaseException:
         companion.say("failed")
         time.sleep(REASON_S)  # it ends this process if another was killed, which is the reason then
@@ -103,7 +103,7 @@ def tell_stop() -> None:
         _companion.say("stop")
 
 
-# ---------------------------------------------------------------- one way and the other
+# ---------------------------------------------------------------- with a coordinator, or by the cluster
 
 
 def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[str, int]:

@@ -88,7 +88,7 @@ def untold() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _mark(error)
+        _mark_known(error)
         raise
 
 
@@ -96,13 +96,13 @@ def _exchange(value: Any, error: BaseException | None) -> list[Any]:
     """The values of all processes; raises this process's error or, if there is none, that of another."""
     results = [pickle.loads(one) for one in _gather(_pack(value, error))]
     if error is not None:
-        _mark(error)
+        _mark_known(error)
         raise error
     # Errors of other processes come before that of a process that was only asked to stop.
     errors = [one for _, one in results if one is not None]
     if errors:
         chosen = min(errors, key=lambda one: getattr(one, "gives_way", False))
-        _mark(chosen)
+        _mark_known(chosen)
         raise chosen
     return [value for value, _ in results]
 
@@ -136,9 +136,9 @@ def _gather(payload: bytes) -> list[bytes]:
     return [row[:size].tobytes() for row, size in zip(gathered, sizes)]
 
 
-def _mark(error: BaseException) -> None:
-    error._told = True  # type: ignore[attr-defined]
+def _mark_known(error: BaseException) -> None:
+    error._known = True  # type: ignore[attr-defined]
 
 
 def _is_known(error: BaseException) -> bool:
-    return getattr(error, "_told", False)
+    return getattr(error, "_known", False)
