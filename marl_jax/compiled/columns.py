@@ -172,9 +172,9 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
             f"columns of {list(shape)} episodes are not those of {len(tasks)} problems by {cast.samples} samples: give "
             "the problems of their step, and where seeds or devices have an axis, one of them at a time"
         )
-    places, made = len(columns.cues), np.flatnonzero(columns.table.length)
+    C, made = len(columns.cues), np.flatnonzero(columns.table.length)
     # The columns of each shard number episodes and problems from 0, so their numbers are taken from the rows.
-    table, (owner, place) = columns.table.take(made), np.divmod(made, places)
+    table, (owner, place) = columns.table.take(made), np.divmod(made, C)
     problems, length = (owner // cast.samples).tolist(), table.length
     text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
 
@@ -183,15 +183,15 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         return read(completion) if read else parse(tasks[problem], completion)
 
     answer = tuple(map(answer_in, text, problems, (columns.cues[i].read for i in place.tolist())))
-    number = columns.number.reshape(-1, places)
+    number = columns.number.reshape(-1, C)
     numbers_of = lambda calls: np.where(calls < 0, -1, number[owner[:, None], calls])
     row_of = np.full(number.size, -1)
     row_of[made] = np.arange(len(made))
-    valid = (columns.answer >= 0) & (columns.answer < places)
-    ends = np.where(valid, row_of[np.arange(len(number)) * places + np.where(valid, columns.answer, 0)], -1)
+    valid = (columns.answer >= 0) & (columns.answer < C)
+    ends = np.where(valid, row_of[np.arange(len(number)) * C + np.where(valid, columns.answer, 0)], -1)
     if (ends < 0).any():
         raise NoArrayForm("a form ends an episode with the answer of a call that the episode did not make")
-    name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, places)[:, 0].tolist()
+    name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, C)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(
         episode=owner.astype(np.int32),

@@ -261,8 +261,8 @@ def _sizes(shape: tuple[int, ...]) -> str:
 def _means(columns: Columns, axes: Axes) -> dict[str, Any]:
     """Means over the episodes and over the calls of each role."""
     table = columns.table
-    made, places = table.length > 0, len(columns.cues)
-    outcome = table.outcome.reshape(-1, places)[:, 0]
+    made, C = table.length > 0, len(columns.cues)
+    outcome = table.outcome.reshape(-1, C)[:, 0]
     total = axes.sum({"reward": (outcome.sum(), jnp.float32(len(outcome)))})
     for code, role in enumerate(table.roles):
         calls = made & (table.role == code)
