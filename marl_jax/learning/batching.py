@@ -1,11 +1,11 @@
-"""From rows to the micro-batches of accelerators: packed sequences, and prompts that several rows share computed once.
+"""Micro-batches for accelerators: rows packed into sequences, prompts that several rows share computed once.
 
     plain  [ prompt a | a1 ][ prompt b | b1 ] ...                rows side by side, separated by segments
     tree   [ prompt ][ a1 | a2 ][ a3 ] ...                       one prompt, then branches of `length` tokens
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
-batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, a slot, or everyone.
-Kernels for attention suit such rectangles. A CPU has none: there, and on the compiled road, rows are laid into `packs`.
+batch is a tree without a prompt, with one branch. All rows of a micro-batch belong to one unit: a role, a slot, or all
+roles. Attention kernels want such rectangles. A CPU has no such kernel; it uses `packs`, as does the compiled road.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from marl_jax.errors import UserError
 from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
-BLOCK = 32  # tokens of a block of a pack
-STEM = 1  # the segment of prompts that rows share
-LEAST_SAVING = 0.2  # least share of a unit's tokens that sharing prompts must save
+BLOCK = 32  # tokens in a block of a pack
+STEM = 1  # segment id of the prompts that rows share
+LEAST_SAVING = 0.2  # prompts are shared only if this saves at least this share of a unit's tokens
 
 
 class RowError(UserError, ValueError):
-    """A row that no micro-batch can hold, such as one of a flattened episode that is too long."""
+    """A row fits into no micro-batch, for example a flattened episode that is too long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +36,13 @@ class BatchConfig:
 
     # Lengths that sequences are padded to on accelerators; no row may be longer than the last.
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
-    share_prompts: bool = True  # completions of one prompt are computed behind one copy; compiled: always
+    token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row gets one of its own
+    share_prompts: bool = True  # completions share one copy of their prompt; always so on the compiled road
     # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
     tree_limit: int = 8192
-    # On a CPU, tokens of a pack whose gradient is taken at a time; 0: as many as `token_budget`.
+    # On a CPU, tokens of a pack; the gradient is taken pack by pack. 0: `token_budget`.
     slice_tokens: Whole = 1024
-    streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
+    streams: Count = 2  # micro-batches that are differentiated in parallel on one CPU, see `streams`
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -52,68 +52,68 @@ class BatchConfig:
 
 @flax.struct.dataclass
 class MicroBatch:
-    """Arrays of one shape; G sequences of S tokens, of which at most M per sequence were sampled."""
+    """Inputs of the loss: G sequences of S tokens, of which at most M per sequence were sampled."""
 
     tokens: Any  # int[G, S]
     positions: Any  # int[G, S]
     segments: Any  # int[G, S], 0 is padding
-    source: Any  # int[G, M], place in the sequence of the token whose hidden state predicts the target
-    targets: Any  # int[G, M]
+    source: Any  # int[G, M], index in the sequence of the token whose hidden state predicts the target
+    targets: Any  # int[G, M], sampled tokens
     mask: Any  # bool[G, M], the token counts in the loss
     sequences: Any  # int[G, M], equal for tokens of one row
     advantages: Any  # float[G, M]
     sampler_logp: Any  # float[G, M], log-probs under the sampler
     old_logp: Any  # float[G, M], the log-probs that the ratio is taken against
     ref_logp: Any  # float[G, M], log-probs under the reference
-    kl_coef: Any  # float[G, M], of the row's role
+    kl_coef: Any  # float[G, M], KL coefficient of the row's role
     temperature: Any  # float[G, M], at which the token was sampled
     kept: Any = None  # int[G, M, K], ids that top-k/top-p left
-    clip_low: Any = None  # float[G, M], of the row, where rows have them
+    clip_low: Any = None  # float[G, M], clip range of the row; None: the loss's
     clip_high: Any = None  # float[G, M]
-    # Of packs, in pieces int[G, B, R] that add up to all their blocks: the blocks that each of B blocks may see, none
-    # later than itself, padded with -1. In one piece they have their order.
+    # Only in packs: for each of B blocks, the blocks that it may see (none later than itself), padded with -1. A tuple
+    # of pieces int[G, B, R] that together cover all blocks of a pack; a single piece lists the blocks in order.
     table: Any = None
-    prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
-    branches: int = flax.struct.field(pytree_node=False, default=1)  # of each tree
+    prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt, padded
+    branches: int = flax.struct.field(pytree_node=False, default=1)  # branches of each tree
     unmasked: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Row `row` holds the sampled tokens `start` to `stop` of sequence `sequence`."""
+    """The targets `start` to `stop` of sequence `sequence` are the sampled tokens of row `row`."""
 
-    row: int  # of the table
-    sequence: int  # of the micro-batch
-    start: int  # first of the row's places among the sampled tokens of the sequence
+    row: int  # index into the table
+    sequence: int  # index into the micro-batch
+    start: int  # index of the row's first target in the sequence
     stop: int  # one past the last
 
 
-class Placed(NamedTuple):
-    """Where a row's tokens lie in the inputs of a micro-batch."""
+class InputSpan(NamedTuple):
+    """Where a row's tokens are in the inputs of a micro-batch."""
 
-    row: int  # of the table
-    sequence: int  # of the micro-batch
-    start: int  # place in the sequence of the first
-    # Place of its prompt's last token, which other rows share; None: the row brings its prompt.
+    row: int  # index into the table
+    sequence: int  # index into the micro-batch
+    start: int  # index of the row's first token in the sequence
+    # Index of the last token of a shared prompt; None: the row has a prompt of its own.
     last: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One micro-batch and where its rows went."""
+    """One micro-batch and the placements of its rows."""
 
-    unit: Hashable  # a role, a slot, or everyone
+    unit: Hashable  # a role, a slot, or all roles
     arrays: MicroBatch  # inputs of the loss
-    placements: tuple[Placement, ...]  # where each row lies
+    placements: tuple[Placement, ...]  # where the targets of each row are
 
     @property
     def padding(self) -> int:
-        """Places without a token."""
+        """The number of padding tokens."""
         return int(np.sum(self._computed == 0))
 
     @property
     def size(self) -> int:
-        """All places that are computed, padding included."""
+        """The number of tokens that are computed, padding included."""
         return self._computed.size
 
     @property
@@ -123,19 +123,19 @@ class Batch:
 
     @property
     def shapes(self) -> Hashable:
-        """The static part of its program: equal keys share one."""
+        """The static structure and the shapes of its arrays; batches that agree on them share a compiled program."""
         leaves, structure = jax.tree.flatten(self.arrays)
         return structure, *(x.shape for x in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
-    """The content of one sequence of a micro-batch: rows by branch, behind a shared prompt or none."""
+    """The rows of one sequence of a micro-batch, by branch."""
 
-    prefix: int
+    prefix: int  # length of the shared prompt, padded; 0: none
     length: int  # of a branch
-    size: int  # branches there is room for
-    branches: tuple[tuple[int, ...], ...]
+    size: int  # room for this number of branches
+    branches: tuple[tuple[int, ...], ...]  # rows of each branch
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -154,10 +154,10 @@ def make_batches(
     *,
     multiple_of: int = 1,
 ) -> list[Batch]:
-    """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
+    """Micro-batches over all rows, unit by unit; each has a multiple of `multiple_of` sequences.
 
-    Those whose sequences or branches hold one row each are marked `unmasked`: attention then masks only padding behind
-    a shared prompt. That is a program of its own, since kernels are faster without a mask.
+    A micro-batch with one row per sequence or branch is marked `unmasked`: its attention masks only padding behind a
+    shared prompt. It is compiled separately, because kernels are faster without a mask.
     """
     check_rows(rows, config)
     batches = []
@@ -171,25 +171,25 @@ def make_batches(
             width = max(multiple_of, power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
-                alone = all(len(branch) == 1 for s in sequences[:size] for branch in s.branches)
-                batches.append(_fill(rows, sequences[:size], size, unit, alone))
+                one_row_each = all(len(branch) == 1 for s in sequences[:size] for branch in s.branches)
+                batches.append(_fill(rows, sequences[:size], size, unit, one_row_each))
                 sequences = sequences[size:]
     return batches
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `unmasked`."""
+    """Full micro-batches, then quarters for the remainder: at most two programs per shape, or four with `unmasked`."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 
 
 def padding_share(batches: Sequence[Batch]) -> float:
-    """Padding tokens / all tokens computed."""
+    """Padding tokens / all tokens that are computed."""
     return sum(batch.padding for batch in batches) / max(sum(batch.size for batch in batches), 1)
 
 
 def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Per-token arrays [G, M], one for each micro-batch, cut back into `count` rows."""
+    """Cut per-token arrays [G, M], one for each micro-batch, back into `count` rows."""
     rows: list[Any] = [None] * count
     for batch, array in zip(batches, values, strict=True):
         for p in batch.placements:
@@ -198,14 +198,14 @@ def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -
 
 
 def write(batches: Iterable[Batch], name: str, values: Sequence[Any]) -> None:
-    """Write each row's values, one for each sampled token or one for all, into the arrays `name`."""
+    """Write each row's values (one per sampled token, or one for all of them) into the array `name`."""
     for batch in batches:
         for p in batch.placements:
             getattr(batch.arrays, name)[p.sequence, p.start : p.stop] = values[p.row]
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices by bin: the longest first, each into the first bin that still has room."""
+    """Indices by bin: the longest item first, each item into the first bin that still has room."""
     bins: list[list[int]] = []
     room = np.empty(len(lengths), np.int64)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -228,32 +228,32 @@ def _arrange(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_
         by_prompt.setdefault(rows.prompt[i].tobytes(), []).append(i)
     prompts = list(by_prompt.values())
     sequences: list[_Sequence] = []
-    alone: list[int] = []
-    saved = 0
+    unshared: list[int] = []
+    saved_tokens = 0
     for members, trees in zip(
         prompts, _trees(rows, prompts, config) if config.share_prompts else [[]] * len(prompts)
     ):
-        apart = sum(lengths[i] for i in members)
-        together = sum(tree.tokens for tree in trees)
-        if trees and together < apart:
+        separate_tokens = sum(lengths[i] for i in members)
+        tree_tokens = sum(tree.tokens for tree in trees)
+        if trees and tree_tokens < separate_tokens:
             sequences += trees
-            saved += apart - together
+            saved_tokens += separate_tokens - tree_tokens
         else:
-            alone += members
-    if saved < LEAST_SAVING * sum(lengths[i] for i in indices):  # not worth separate programs
-        sequences, alone = [], list(indices)
-    buckets = {i: _bucket(lengths[i], config.buckets) for i in alone}
-    fitting = [i for i in alone if buckets[i] <= config.token_budget]
-    sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in alone if buckets[i] > config.token_budget]
-    if fitting:
-        capacity = max(buckets[i] for i in fitting)
-        for members in first_fit_decreasing([lengths[i] for i in fitting], capacity):
-            sequences.append(_Sequence(0, capacity, 1, (tuple(fitting[i] for i in members),)))
+            unshared += members
+    if saved_tokens < LEAST_SAVING * sum(lengths[i] for i in indices):  # not worth separate programs
+        sequences, unshared = [], list(indices)
+    buckets = {i: _bucket(lengths[i], config.buckets) for i in unshared}
+    packable = [i for i in unshared if buckets[i] <= config.token_budget]
+    sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in unshared if buckets[i] > config.token_budget]
+    if packable:
+        capacity = max(buckets[i] for i in packable)
+        for members in first_fit_decreasing([lengths[i] for i in packable], capacity):
+            sequences.append(_Sequence(0, capacity, 1, (tuple(packable[i] for i in members),)))
     return sequences
 
 
 def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -> list[list[_Sequence]]:
-    """The rows of each prompt as trees; none where they do not fit the limits.
+    """Trees for the rows of each prompt; none for a prompt with one row or with rows beyond the limits.
 
     All trees of one shape have the same number of branches: the power of two that computes the fewest tokens.
     """
@@ -266,28 +266,28 @@ def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -
         fits = len(members) > 1 and max(prompt, longest) <= config.buckets[-1]
         shapes.append((_bucket(prompt, config.buckets), _bucket(longest, config.buckets)) if fits else None)
         packed = first_fit_decreasing(lengths, shapes[-1][1]) if shapes[-1] else []
-        bins.append([tuple(members[i] for i in places) for places in packed])
+        bins.append([tuple(members[i] for i in items) for items in packed])
     trees: list[list[_Sequence]] = [[] for _ in prompts]
     for shape in {shape for shape in shapes if shape}:
-        mine = [k for k, other in enumerate(shapes) if other == shape]
-        size = _branches(*shape, [len(bins[k]) for k in mine], config)
-        for k in mine if size else ():
-            cut = range(0, len(bins[k]), size)
-            trees[k] = [_Sequence(*shape, size, tuple(bins[k][i : i + size])) for i in cut]
+        indices = [k for k, other in enumerate(shapes) if other == shape]
+        size = _branches(*shape, [len(bins[k]) for k in indices], config)
+        for k in indices if size else ():
+            starts = range(0, len(bins[k]), size)
+            trees[k] = [_Sequence(*shape, size, tuple(bins[k][i : i + size])) for i in starts]
     return trees
 
 
 def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConfig) -> int:
-    """The number of branches of a tree; 0 where not even one fits."""
-    most = (min(config.tree_limit, config.token_budget) - prefix) // length
-    sizes = [1 << k for k in range(max(counts).bit_length() + 1) if 1 << k <= most]
+    """The number of branches of a tree; 0 if not even one fits."""
+    limit = (min(config.tree_limit, config.token_budget) - prefix) // length
+    sizes = [1 << k for k in range(max(counts).bit_length() + 1) if 1 << k <= limit]
     cost = {size: sum(-(-count // size) for count in counts) * (prefix + size * length) for size in sizes}
     return min(sizes, key=lambda size: (cost[size], -size), default=0)
 
 
 def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool) -> Batch:
     prefix, length, branches = sequences[0].shape
-    stems, places = list[tuple[int, int, int]](), list[Placed]()
+    stems, inputs = list[tuple[int, int, int]](), list[InputSpan]()
     for g, sequence in enumerate(sequences):
         last = None
         if prefix:
@@ -296,71 +296,71 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
         for b, members in enumerate(sequence.branches):
             start = prefix + b * length
             for i in members:
-                places.append(Placed(i, g, start, last))
+                inputs.append(InputSpan(i, g, start, last))
                 start += int(rows.length[i]) - 1 + (0 if prefix else int(rows.prompt.lengths[i]))
-    sampled = max(sum(int(rows.length[i]) for some in s.branches for i in some) for s in sequences)
+    sampled = max(sum(int(rows.length[i]) for branch in s.branches for i in branch) for s in sequences)
     shape = size, sequences[0].tokens, sampled
-    return fill(rows, unit, shape, stems, places, prefix=prefix, branches=branches, unmasked=unmasked)
+    return fill(rows, unit, shape, stems, inputs, prefix=prefix, branches=branches, unmasked=unmasked)
 
 
 def fill(
     rows: Table,
     unit: Hashable,
-    shape: tuple[int, int, int],  # sequences, tokens of each, and the most of one that were sampled
+    shape: tuple[int, int, int],  # sequences, tokens of each, and the largest number of sampled tokens of one
     stems: Sequence[tuple[int, int, int]],  # (row, sequence, start) of the prompts that rows share
-    places: Sequence[Placed],  # sequence by sequence
-    **layout: Any,  # fields of `MicroBatch`
+    inputs: Sequence[InputSpan],  # sequence by sequence
+    **layout: Any,  # other fields of `MicroBatch`
 ) -> Batch:
-    """The micro-batch with these rows in these places."""
+    """The micro-batch with these rows at these placements."""
     size, total, sampled = shape
-    # Few widths, so that few programs are compiled. Short rows side by side sample more tokens than they are fed.
+    # Few widths, so that few programs are compiled. Many short rows behind one prompt have more targets than inputs.
     room = total - layout.get("prefix", 0)
     step = max(1, room // 16)
     sampled = min(max(16, power_of_two(sampled)), room) if sampled <= room else -(-sampled // step) * step
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
-    kept = _kept(rows, [place.row for place in places], (size, sampled))
-    worth = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
-    worth = worth if rows.weight is None else worth * rows.weight
-    own_clips = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]
-    arrays |= {name: np.zeros((size, sampled), np.float32) for name in own_clips}
+    kept = _kept(rows, [place.row for place in inputs], (size, sampled))
+    advantages = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
+    advantages = advantages if rows.weight is None else advantages * rows.weight
+    clip_names = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]
+    arrays |= {name: np.zeros((size, sampled), np.float32) for name in clip_names}
     for row, g, start in stems:
         _write(arrays, g, start, rows.prompt[row], 0, STEM)
     placements: list[Placement] = []
     ends, segments = [0] * size, [STEM] * size
-    for i, g, start, last in places:
+    for i, g, start, last in inputs:
         prompt, tokens = rows.prompt[i], rows.tokens[i]
         segments[g] += 1
-        at, ends[g] = ends[g], ends[g] + len(tokens)
-        seen = tokens[:-1] if last is not None else np.concatenate([prompt, tokens[:-1]])
-        _write(arrays, g, start, seen, len(prompt) if last is not None else 0, segments[g])
-        here = g, slice(at, ends[g])
-        arrays["source"][here] = start + len(seen) - len(tokens) + np.arange(len(tokens))
+        first, ends[g] = ends[g], ends[g] + len(tokens)
+        fed = tokens[:-1] if last is not None else np.concatenate([prompt, tokens[:-1]])
+        _write(arrays, g, start, fed, len(prompt) if last is not None else 0, segments[g])
+        span = g, slice(first, ends[g])
+        arrays["source"][span] = start + len(fed) - len(tokens) + np.arange(len(tokens))
         if last is not None:
-            arrays["source"][g, at] = last
-        arrays["targets"][here] = tokens
-        arrays["sequences"][here] = len(placements)
-        arrays["mask"][here] = True if rows.spoken is None else rows.spoken[i]
-        arrays["advantages"][here] = worth[i]
-        for name in own_clips:
-            arrays[name][here] = getattr(rows, name)[i]
-        arrays["sampler_logp"][here] = rows.logprobs[i]
-        arrays["temperature"][here] = rows.temperature[i]
-        if kept is not None and len(sets := rows.kept[i]):  # none: nothing was cut from its distribution
+            arrays["source"][g, first] = last
+        arrays["targets"][span] = tokens
+        arrays["sequences"][span] = len(placements)
+        arrays["mask"][span] = True if rows.spoken is None else rows.spoken[i]
+        arrays["advantages"][span] = advantages[i]
+        for name in clip_names:
+            arrays[name][span] = getattr(rows, name)[i]
+        arrays["sampler_logp"][span] = rows.logprobs[i]
+        arrays["temperature"][span] = rows.temperature[i]
+        if kept is not None and len(sets := rows.kept[i]):  # empty: nothing was cut from the distribution
             width = min(kept.shape[2], sets.shape[1])
-            kept[(*here, slice(width))] = sets[:, :width]
-        placements.append(Placement(i, g, at, ends[g]))
+            kept[(*span, slice(width))] = sets[:, :width]
+        placements.append(Placement(i, g, first, ends[g]))
     return Batch(unit, MicroBatch(**arrays, kept=kept, **layout), tuple(placements))
 
 
 def blank_arrays(size: int, total: int, sampled: int) -> dict[str, np.ndarray]:
-    """The arrays of a micro-batch of `size` sequences of `total` tokens, with nothing in them."""
-    whole = ("tokens", "positions", "segments")
-    ints = ("source", "targets", "sequences")
-    floats = ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef")
+    """Empty arrays of a micro-batch of `size` sequences with `total` inputs and `sampled` targets each."""
+    fed_fields = ("tokens", "positions", "segments")
+    int_fields = ("source", "targets", "sequences")
+    float_fields = ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef")
     return {
-        **{name: np.zeros((size, total), np.int32) for name in whole},
-        **{name: np.zeros((size, sampled), np.int32) for name in ints},
-        **{name: np.zeros((size, sampled), np.float32) for name in floats},
+        **{name: np.zeros((size, total), np.int32) for name in fed_fields},
+        **{name: np.zeros((size, sampled), np.int32) for name in int_fields},
+        **{name: np.zeros((size, sampled), np.float32) for name in float_fields},
         "temperature": np.ones((size, sampled), np.float32),
         "mask": np.zeros((size, sampled), bool),
     }
@@ -383,7 +383,7 @@ def _kept(rows: Table, members: Sequence[int], shape: tuple[int, int]) -> np.nda
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:
-    """Refuse rows that no micro-batch can hold. One that fits only a tree is refused later, if it gets none."""
+    """Refuse rows that fit into no micro-batch. A row that fits only into a tree is refused later if it gets none."""
 
     def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong)[:1]:
@@ -397,11 +397,11 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
         if len(ids.values) and ids.values.min() < 0:
             below = np.array([ids[i].min() < 0 for i in range(len(rows))], bool)
             refuse(below, lambda _: "a token below 0; leave out what is not learned")
-    apart = rows.length != rows.logprobs.lengths
-    refuse(apart, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
+    unequal = rows.length != rows.logprobs.lengths
+    refuse(unequal, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
     if rows.spoken is not None:
         marks = [rows.spoken[i] for i in range(len(rows))]
-        bad = np.array([len(marked) != n or not marked.any() for marked, n in zip(marks, rows.length)], bool)
+        bad = np.array([len(mark) != n or not mark.any() for mark, n in zip(marks, rows.length)], bool)
         refuse(
             bad, lambda i: f"{rows.length[i]} tokens; `spoken` must mark as many, at least one of them true"
         )
@@ -411,8 +411,8 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
             (sets > 0) & (sets != rows.length),
             lambda i: f"{rows.length[i]} tokens, and kept sets for {sets[i]}",
         )
-    cold = ~(rows.temperature > 0)
-    refuse(cold, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")
+    not_positive = ~(rows.temperature > 0)
+    refuse(not_positive, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")
     _bucket(int(np.maximum(prompts, rows.length - 1).max(initial=1)), config.buckets)
 
 

@@ -1,10 +1,10 @@
-"""Packs: rows of any length end to end in whole blocks, so that the cost of an update follows the real tokens.
+"""Packs: rows of any length are laid end to end in blocks, so that the cost of an update follows the real tokens.
 
     [ prompt a | a1 | a2 | a3 .. ][ prompt b | b1 .. ][ row | row .. ]       a pack, cut into blocks of BLOCK tokens
 
-A prompt starts a block and lies once before its completions, which run on from one block into the next; segments keep
-them apart. A table names for each block the blocks that its tokens may see: those of their prompt, and from the
-first block of their own row to this one. A prompt of one row is a part of that row.
+A shared prompt starts a block and is stored once, before its completions, which run on from one block into the next;
+segments separate them. For each block, a table lists the blocks that its tokens may see: those of their prompt, and
+those from the first block of their own row to this one. A prompt that no other row shares is a part of its row.
 """
 
 import bisect
@@ -15,81 +15,81 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, Placed, check_rows, fill, power_of_two
+from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, InputSpan, check_rows, fill, power_of_two
 from marl_jax.table import Table
 
-ALIKE = 8  # blocks: rows whose tokens see no more are packed together, longer ones by octaves
-# Where there are so many packs, groups may fill others better, of so many eighths. They are other programs, and must
-# save this share of the tokens.
+ALIKE = 8  # rows whose tokens see at most this many blocks are packed together, longer rows by octaves
+# If there are at least MANY packs, longer ones, of ODD eighths of the common size, may be filled better. They need
+# other programs, so they must save the share SAVING of the tokens.
 MANY, ODD, SAVING = 8, (9, 10), 0.05
-# Blocks that a token could see for the time that all else of it takes: 9 and 17 by two measurements.
+# All other work on a token costs as much as attention to this number of blocks: 9 and 17 by two measurements.
 APART = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Rows behind one shared prompt, or rows with their own prompts: the longest first."""
+    """Rows behind one shared prompt, or rows with their own prompts; the longest row is first."""
 
     stem: int  # tokens of the shared prompt; 0: none
     rows: tuple[int, ...]
     lengths: tuple[int, ...]  # tokens that each row adds to the prompt
-    starts: tuple[int, ...] = ()  # of each row within the group, once placed
+    starts: tuple[int, ...] = ()  # offset of each row in the group; empty before rows are placed
 
     def part(self, room: int, tight: bool) -> tuple["_Group", "_Group"]:
-        """The rows that fit into so many blocks, with their places, and all others; always the longest that fits.
+        """(the rows that fit into `room` blocks, placed, all other rows); the longest row that fits is placed next.
 
-        `tight`: none lies in more blocks than the longest needs; where all would, the next block starts.
+        `tight`: no row spans more blocks than the longest needs; if every row would, the next block is begun.
         """
-        left = sorted(zip((-length for length in self.lengths), self.rows))
-        behind, at = blocks_of(self.stem), self.stem
-        most = max(2, blocks_of(self.lengths[0])) if tight else room
-        placed: list[tuple[int, int, int]] = []
-        while left:
-            stop = min(room, max(behind, at // BLOCK) + most) * BLOCK
-            i = bisect.bisect_left(left, at - stop, key=lambda one: one[0])
-            if i < len(left):
-                size, row = left.pop(i)
-                placed.append((row, -size, at))
-                at -= size
-            elif at % BLOCK:
-                at = blocks_of(at) * BLOCK
+        unplaced = sorted(zip((-length for length in self.lengths), self.rows))
+        prompt_blocks, end = blocks_of(self.stem), self.stem
+        row_blocks = max(2, blocks_of(self.lengths[0])) if tight else room
+        placements: list[tuple[int, int, int]] = []
+        while unplaced:
+            stop = min(room, max(prompt_blocks, end // BLOCK) + row_blocks) * BLOCK
+            i = bisect.bisect_left(unplaced, end - stop, key=lambda item: item[0])
+            if i < len(unplaced):
+                size, row = unplaced.pop(i)
+                placements.append((row, -size, end))
+                end -= size
+            elif end % BLOCK:
+                end = blocks_of(end) * BLOCK
             else:
                 break
-        rest = _Group(self.stem, tuple(row for _, row in left), tuple(-size for size, _ in left))
-        return _Group(self.stem, *zip(*placed)) if placed else _Group(self.stem, (), ()), rest
+        rest = _Group(self.stem, tuple(row for _, row in unplaced), tuple(-size for size, _ in unplaced))
+        return _Group(self.stem, *zip(*placements)) if placements else _Group(self.stem, (), ()), rest
 
     @property
     def blocks(self) -> int:
-        """That it takes where it has its place."""
+        """The number of blocks that a placed group takes."""
         return blocks_of(max(self.stem, self.starts[-1] + self.lengths[-1]))
 
     @property
     def seen(self) -> int:
-        """The most blocks that one of its tokens may see, wherever it lies."""
+        """The largest number of blocks that one of its tokens may see, wherever the rows are placed."""
         return blocks_of(self.stem) + blocks_of(self.lengths[0]) + 1
 
     @functools.cached_property
     def table(self) -> list[list[int]]:
-        """The blocks that each of its blocks may see, as offsets from its first."""
-        behind = blocks_of(self.stem)
-        first = [*range(self.blocks)]  # of the rows that lie in a block
+        """The blocks that each block of the group may see, as offsets from the group's first block."""
+        stem = blocks_of(self.stem)
+        first = [*range(self.blocks)]  # the first block that the rows of a block see
         for length, start in zip(self.lengths, self.starts):
-            begin = max(behind, start // BLOCK)  # a row that begins in the prompt's last block sees it anyway
+            begin = max(stem, start // BLOCK)  # a row that begins in the prompt's last block sees it anyway
             for block in range(begin, blocks_of(start + length)):
                 first[block] = min(first[block], begin)
-        stem = [*range(behind)]
-        return [[*stem[: b + 1], *range(max(behind, first[b]), b + 1)] for b in range(self.blocks)]
+        prompt = [*range(stem)]
+        return [[*prompt[: b + 1], *range(max(stem, first[b]), b + 1)] for b in range(self.blocks)]
 
 
-_Pack = list[_Group]  # each with its place, one after the other
+_Pack = list[_Group]  # placed groups, one after the other
 
 
 def make_packs(
     rows: Table, units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1, streams: int = 1
 ) -> list[Batch]:
-    """Micro-batches over all rows, unit by unit, as `make_batches`: each holds packs, of which the last may be empty.
+    """Like `make_batches`, with sequences that are packs; the last packs of a micro-batch may be empty.
 
-    Packs come in multiples of `multiple_of` and are dealt out evenly, as are those of a unit to the `streams`.
+    A micro-batch has a multiple of `multiple_of` packs. Full packs are spread evenly over devices and `streams`.
     """
     check_rows(rows, config)
     batches = []
@@ -98,58 +98,58 @@ def make_packs(
         for group in _groups(rows, [i for i, u in enumerate(units) if u == unit], config):
             by_seen.setdefault(_octave(group.seen), []).append(group)
         for groups in by_seen.values():
-            sized = _sized(groups, config)
-            most = max(_widest(packs) for _, packs in sized)
-            for blocks, packs in sized:
+            packs_by_size = _sized(groups, config)
+            widest = max(_widest(packs) for _, packs in packs_by_size)
+            for blocks, packs in packs_by_size:
                 width = max(1, config.token_budget // (blocks * BLOCK) // multiple_of) * multiple_of
                 count = -(-len(packs) // width)
                 count = min(-(-count // streams) * streams, len(packs))
-                batches += _batches(rows, packs, (count, width, blocks, most), unit, multiple_of)
+                batches += _batches(rows, packs, (count, width, blocks, widest), unit, multiple_of)
     return batches
 
 
 def most_blocks(need: int, config: BatchConfig) -> int:
-    """The blocks of the largest pack for rows that need so many blocks."""
+    """The number of blocks of the largest pack for rows that need `need` blocks."""
     common = common_blocks(need, config)
     return max(common, min(common * ODD[-1] // 8, config.token_budget // BLOCK))
 
 
 def looks(seen: int) -> int:
-    """The width of a table for blocks that see so many: few widths, so that few programs are compiled."""
+    """The width of the table of blocks that see `seen` blocks: few widths, so that few programs are compiled."""
     step = 1 if seen <= ALIKE else power_of_two(seen) // 4
     return -(-seen // step) * step
 
 
 def pieces(blocks: int, seen: int) -> list[tuple[int, int]]:
-    """Where a table is cut, start to stop: in four if blocks may see many, as they then differ in how many they see."""
+    """(start, stop) of the pieces of a table: four if blocks may see many blocks, because the numbers then differ."""
     cuts = [blocks * k // 4 for k in range(5)] if seen > ALIKE else [0, blocks]
     return [*itertools.pairwise(cuts)]
 
 
 def blocks_of(tokens: int) -> int:
-    """Whole blocks that hold so many tokens."""
+    """The number of blocks that contain `tokens` tokens."""
     return -(-tokens // BLOCK)
 
 
 def common_blocks(need: int, config: BatchConfig) -> int:
-    """Blocks of a pack of common size, for rows that need so many."""
+    """The number of blocks of a pack of common size, for rows that need `need` blocks."""
     common = min(config.slice_tokens or config.token_budget, config.token_budget)
     return max(1, common // BLOCK, power_of_two(need))
 
 
-def _groups(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Group]:
+def _groups(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_Group]:
     by_prompt: dict[Hashable, list[int]] = {}
-    for i in mine:
+    for i in indices:
         by_prompt.setdefault(rows.prompt[i].tobytes() if config.share_prompts else i, []).append(i)
     fed = rows.length - 1  # the last sampled token is predicted, never read
-    whole = rows.prompt.lengths + fed
-    made, alone = list[_Group](), dict[int, list[int]]()
+    full_lengths = rows.prompt.lengths + fed
+    groups, by_octave = list[_Group](), dict[int, list[int]]()
     for members in by_prompt.values():
         if len(members) > 1:
-            made.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
+            groups.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
         else:
-            alone.setdefault(_octave(blocks_of(int(whole[members[0]])) + 1), []).extend(members)
-    return made + [_sorted(members, whole, 0) for members in alone.values()]
+            by_octave.setdefault(_octave(blocks_of(int(full_lengths[members[0]])) + 1), []).extend(members)
+    return groups + [_sorted(members, full_lengths, 0) for members in by_octave.values()]
 
 
 def _octave(seen: int) -> int:
@@ -162,52 +162,54 @@ def _sorted(rows: Sequence[int], lengths: np.ndarray, stem: int) -> _Group:
 
 
 def _sized(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, list[_Pack]]]:
-    """Packs by their blocks: of common size, or of one that saves much where there are many; the last in quarters."""
-    need = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
-    blocks, most = common_blocks(need, config), config.token_budget // BLOCK
-    both = [(_packed(groups, blocks, tight), tight) for tight in (True, False)]
-    packs, tight = min(both, key=lambda one: len(one[0]) * (APART + _widest(one[0])))
+    """(blocks, packs of that size): the common size, or a longer one if that saves much; quarters for the last pack."""
+    largest = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
+    blocks, limit = common_blocks(largest, config), config.token_budget // BLOCK
+    attempts = [(_packed(groups, blocks, tight), tight) for tight in (True, False)]
+    packs, tight = min(attempts, key=lambda attempt: len(attempt[0]) * (APART + _widest(attempt[0])))
     quarter, cost = blocks // 4, (1 - SAVING) * len(packs) * blocks
     for longer in (blocks * eighths // 8 for eighths in ODD if len(packs) >= MANY):
-        tried = _packed(groups, longer, tight) if longer <= most else packs
-        if len(tried) * longer < cost:
-            blocks, packs, cost = longer, tried, len(tried) * longer
-    small = _packed(packs[-1], quarter, tight) if quarter >= need else []
-    if not 0 < len(small) * quarter < blocks:
+        longer_packs = _packed(groups, longer, tight) if longer <= limit else packs
+        if len(longer_packs) * longer < cost:
+            blocks, packs, cost = longer, longer_packs, len(longer_packs) * longer
+    last_packs = _packed(packs[-1], quarter, tight) if quarter >= largest else []
+    if not 0 < len(last_packs) * quarter < blocks:
         return [(blocks, packs)]
-    return [(blocks, packs[:-1])] * (len(packs) > 1) + [(quarter, small)]
+    return [(blocks, packs[:-1])] * (len(packs) > 1) + [(quarter, last_packs)]
 
 
 def _widest(packs: Sequence[_Pack]) -> int:
-    """The most blocks that one of theirs may see."""
-    return max(len(one) for pack in packs for group in pack for one in group.table)
+    """The largest number of blocks that a block of these packs may see."""
+    return max(len(seen) for pack in packs for group in pack for seen in group.table)
 
 
 def _packed(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
-    """Packs of `room` blocks: the largest group and those that fill it up best, then a part of the next one."""
+    """Packs of `room` blocks: the largest group, the groups that fill the pack best, then a part of the next one."""
 
-    def sized(group: _Group) -> tuple[int, _Group]:
+    def with_size(group: _Group) -> tuple[int, _Group]:
         placed, rest = group.part(room, tight)
         return (room + 1, group) if rest.rows else (placed.blocks, placed)
 
-    left = sorted(map(sized, groups), key=lambda one: -one[0])
+    pending = sorted(map(with_size, groups), key=lambda entry: -entry[0])
     packs = []
-    while left:
-        chosen = _best([size for size, _ in left], room)
-        pack, free = [left[i][1] for i in chosen], room - sum(left[i][0] for i in chosen)
-        left = [one for i, one in enumerate(left) if i not in chosen]
-        if left and (not pack or free * BLOCK >= 2 * left[0][1].stem):  # that prompt is computed twice
-            placed, rest = left[0][1].part(free, tight)
+    while pending:
+        chosen = _best([size for size, _ in pending], room)
+        pack, free = [pending[i][1] for i in chosen], room - sum(pending[i][0] for i in chosen)
+        pending = [entry for i, entry in enumerate(pending) if i not in chosen]
+        if pending and (
+            not pack or free * BLOCK >= 2 * pending[0][1].stem
+        ):  # a split computes its prompt twice
+            placed, rest = pending[0][1].part(free, tight)
             if placed.rows:
                 pack.append(placed)
-                left[:1] = [sized(rest)] if rest.rows else []
-                left.sort(key=lambda one: -one[0])
+                pending[:1] = [with_size(rest)] if rest.rows else []
+                pending.sort(key=lambda entry: -entry[0])
         packs.append(pack)
     return packs
 
 
 def _best(sizes: Sequence[int], room: int) -> set[int]:
-    """Indices of sizes, in descending order, that fill the room best: the largest that fits, and others."""
+    """Indices of the sizes (given in descending order) that fill the room best, with the largest that fits."""
     first = bisect.bisect_left(sizes, -room, key=lambda size: -size)
     if first == len(sizes):
         return set()
@@ -215,49 +217,49 @@ def _best(sizes: Sequence[int], room: int) -> set[int]:
     for i in range(first + 1, len(sizes)):
         if room in sums:
             break
-        for total, which in list(sums.items()):
+        for total, chosen in list(sums.items()):
             if total + sizes[i] <= room:
-                sums.setdefault(total + sizes[i], (*which, i))
+                sums.setdefault(total + sizes[i], (*chosen, i))
     return {*sums[max(sums)]}
 
 
 def _table(pack: _Pack, blocks: int) -> list[list[int]]:
-    """The blocks that each block may see, itself the last; empty ones see themselves."""
+    """The blocks that each block of a pack may see, itself the last; empty blocks see only themselves."""
     seen = list[list[int]]()
     for group in pack:
         base = len(seen)
-        seen += [[base + block for block in one] for one in group.table]
+        seen += [[base + offset for offset in offsets] for offsets in group.table]
     return [*seen, *([block] for block in range(len(seen), blocks))]
 
 
 def _batches(
     rows: Table, packs: Sequence[_Pack], shape: tuple[int, int, int, int], unit: Hashable, multiple_of: int
 ) -> list[Batch]:
-    """`shape` is how many micro-batches, packs that each has room for, blocks of a pack, and the most that one sees."""
+    """`shape`: number of micro-batches, packs of each, blocks of a pack, and the most blocks that one block sees."""
     count, width, blocks, most = shape
-    tables, cuts, seen = [_table(pack, blocks) for pack in packs], pieces(blocks, most), [looks(most)]
+    tables, cuts, table_widths = [_table(pack, blocks) for pack in packs], pieces(blocks, most), [looks(most)]
     if len(cuts) > 1:
         tables = [sorted(table, key=len) for table in tables]
         quarter = looks(most) // 4  # few widths again
-        longest = (max(len(one) for table in tables for one in table[a:b]) for a, b in cuts)
-        seen = [-(-length // quarter) * quarter for length in longest]
+        longest = (max(len(blocks_seen) for table in tables for blocks_seen in table[a:b]) for a, b in cuts)
+        table_widths = [-(-length // quarter) * quarter for length in longest]
     sampled = max(sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs)
     total, step = blocks * BLOCK, blocks * BLOCK // 4
-    # Few widths; above all tokens where rows are many and short.
+    # Few widths again. Many short rows behind one prompt have more targets than inputs.
     sampled = max(sampled, step) if sampled <= total else -(-sampled // step) * step
     batches = []
-    for part in reversed(range(count)):  # the fewest packs first: the stream that has them takes what follows
-        stems, places = list[tuple[int, int, int]](), list[Placed]()
-        table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, seen))
-        for number, (pack, sees) in enumerate(zip(packs[part::count], tables[part::count])):
-            g, begin = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
+    for k in reversed(range(count)):  # the fewest packs first: their stream takes what follows
+        stems, inputs = list[tuple[int, int, int]](), list[InputSpan]()
+        table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, table_widths))
+        for number, (pack, seen_by_block) in enumerate(zip(packs[k::count], tables[k::count])):
+            g, at = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
             for piece, (a, b) in zip(table, cuts):
-                for line, blocks_seen in zip(piece[g], sees[a:b]):
-                    line[: len(blocks_seen)] = blocks_seen
+                for entry, blocks_seen in zip(piece[g], seen_by_block[a:b]):
+                    entry[: len(blocks_seen)] = blocks_seen
             for group in pack:
-                last = begin + group.stem - 1 if group.stem else None
-                stems += [(group.rows[0], g, begin)] * (last is not None)
-                places += [Placed(i, g, begin + start, last) for i, start in zip(group.rows, group.starts)]
-                begin += group.blocks * BLOCK
-        batches.append(fill(rows, unit, (width, total, sampled), stems, places, table=table))
+                last = at + group.stem - 1 if group.stem else None
+                stems += [(group.rows[0], g, at)] * (last is not None)
+                inputs += [InputSpan(i, g, at + start, last) for i, start in zip(group.rows, group.starts)]
+                at += group.blocks * BLOCK
+        batches.append(fill(rows, unit, (width, total, sampled), stems, inputs, table=table))
     return batches
