@@ -1,13 +1,13 @@
-"""The programs of the update: score rows, add up a role's gradient, take an optimiser step.
+"""The compiled programs of the update: score rows, add up a role's gradient, take an optimiser step.
 
     score:      micro-batch -> log-probs and entropy of its tokens
     nothing:    -> the first carry of `accumulate`, (parts, denominator), all 0
     accumulate: micro-batch -> parts[unit] += d numerator / d weights,  denominator += its own      (donated)
     apply:      parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> weights  (donated)
 
-Over a mesh, each device scores and differentiates its own sequences and has a carry of its own, on a leading axis that
-lies over "data": devices along "data" exchange nothing before `apply` adds the carries up. The programs are jitted here
-once, with hashable settings, so that every learner with equal settings shares them.
+On a mesh, each device scores and differentiates its own sequences and has a carry of its own. The carries have a
+leading axis that is sharded over "data", and devices along "data" exchange nothing before `apply` adds the carries up.
+The programs are jitted here once, with hashable settings, so that all learners with equal settings share them.
 """
 
 import dataclasses
@@ -39,23 +39,23 @@ class Settings:
 
     network: Network  # computes hidden states and logits
     loss: LossConfig  # which loss
-    chunk: int  # tokens whose logits exist at one time, but one of each sequence at least
-    sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
-    mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
-    together: bool = False  # loops end on all devices along "data" at once, as weights are cut over "model"
-    own: Any = None  # the function of a custom loss, which `loss` has by its name
+    chunk: int  # tokens whose logits exist at one time; at least one of each sequence
+    sampler_weights: bool  # weight tokens by trainer probability / sampler probability
+    mesh: Mesh | None = None  # the sequences of a micro-batch are sharded over its axis "data"
+    together: bool = False  # loops end on all "data" devices at once, because weights are cut over "model"
+    own: Any = None  # the function of a custom loss, whose name is in `loss`
 
     @classmethod
     def of(cls, network: Network, config: LearnerConfig, mesh: Mesh | None = None) -> "Settings":
-        """Those of a learner. An objective may learn from text that nobody sampled: then there is nothing to weigh."""
+        """The settings of a learner. Objectives get no sampler weights: their texts may not have been sampled."""
         loss = config.loss
-        weighed = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
+        weights = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
         own = as_static(loss.kind, "loss")
-        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh, own=own)
+        return cls(network, surrogate(loss), config.logprob_chunk, weights, mesh, own=own)
 
     @property
     def on_device(self) -> "Settings":
-        """Those of one device along "data" of the mesh."""
+        """The settings of one device along "data"."""
         assert self.mesh is not None
         return dataclasses.replace(self, mesh=None, together=self.mesh.shape.get("model", 1) > 1)
 
@@ -65,11 +65,11 @@ class Settings:
 def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
     """Log-prob and entropy, [G, M] each."""
     if settings.mesh is not None:
-        alone = functools.partial(score, settings.on_device)
-        return _on_each(alone, settings.mesh, "--d")(tree, frozen, batch)
+        local = functools.partial(score, settings.on_device)
+        return _on_each(local, settings.mesh, "--d")(tree, frozen, batch)
     if batch.table is not None and len(batch.tokens) > 1:
-        each = lambda nothing, pack: (nothing, score(settings, tree, frozen, pack))
-        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch, settings.together)[1])
+        score_pack = lambda nothing, pack: (nothing, score(settings, tree, frozen, pack))
+        return jax.tree.map(lambda x: x[:, 0], _over_packs(score_pack, (), batch, settings.together)[1])
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
     return token_logprobs(
@@ -86,16 +86,16 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 def nothing(
     tree: Tree, units: int, laid: tuple[NamedSharding, ...] | None = None, mesh: Mesh | None = None
 ) -> tuple[Tree, jax.Array]:
-    """The carry that `accumulate` starts from, one for each device along "data" of a mesh; `laid` is of its parts."""
-    lead = () if mesh is None else (mesh.shape["data"],)
+    """The carry of zeros that `accumulate` starts from, one per device along "data"; `laid`: shardings of the parts."""
+    leading = () if mesh is None else (mesh.shape["data"],)
     leaves, structure = jax.tree.flatten(tree)
-    parts = [jnp.zeros((*lead, units, *leaf.shape), jnp.float32) for leaf in leaves]
-    denominator = jnp.zeros(lead, jnp.float32)
+    parts = [jnp.zeros((*leading, units, *leaf.shape), jnp.float32) for leaf in leaves]
+    denominator = jnp.zeros(leading, jnp.float32)
     if laid is not None:
         parts = list(map(jax.lax.with_sharding_constraint, parts, laid))
     if mesh is not None:
-        on = NamedSharding(mesh, PartitionSpec("data"))
-        denominator = jax.lax.with_sharding_constraint(denominator, on)
+        sharding = NamedSharding(mesh, PartitionSpec("data"))
+        denominator = jax.lax.with_sharding_constraint(denominator, sharding)
     return jax.tree.unflatten(structure, parts), denominator
 
 
@@ -107,18 +107,18 @@ def accumulate(
     tree: Tree,
     frozen: Tree,
     batch: MicroBatch,
-    unit: jax.Array,  # [] which part the micro-batch belongs to
+    unit: jax.Array,  # [] index of the part that the micro-batch adds to
     *,
-    anchored: bool,  # whether the loss has a KL to the reference
+    anchored: bool,  # the loss has a KL to the reference
     on_policy: bool,  # the ratio is taken against the weights that are differentiated
 ) -> tuple[tuple[Tree, jax.Array], Any]:
-    """The carry with the micro-batch added, and (loss, log-probs, entropy); over a mesh, a loss of each device [D]."""
+    """The carry with the micro-batch added, and (loss, log-probs, entropy); on a mesh, one loss per device [D]."""
     if settings.mesh is not None:
-        alone = functools.partial(accumulate, settings.on_device, anchored=anchored, on_policy=on_policy)
+        local = functools.partial(accumulate, settings.on_device, anchored=anchored, on_policy=on_policy)
 
         def on_device(carry: Any, tree: Tree, frozen: Tree, batch: MicroBatch, unit: jax.Array) -> Any:
             carry, batch = jax.tree.map(lambda x: x[0], (carry, batch))
-            carry, (loss, *outputs) = alone(carry, tree, frozen, batch, unit)
+            carry, (loss, *outputs) = local(carry, tree, frozen, batch, unit)
             return *jax.tree.map(lambda x: x[None], (carry, loss)), outputs
 
         pieces = _slices(batch, settings.mesh.shape["data"])
@@ -129,7 +129,7 @@ def accumulate(
     def numerator(tree: Tree, batch: MicroBatch) -> tuple[jax.Array, Any]:
         logp, entropy = score(settings, tree, frozen, batch)
         bounds = {"clip_low": batch.clip_low, "clip_high": batch.clip_high}
-        own = {name: bound for name, bound in bounds.items() if bound is not None}  # of each token
+        clip_bounds = {name: bound for name, bound in bounds.items() if bound is not None}  # of each token
         loss = policy_loss(
             logp,
             jax.lax.stop_gradient(logp) if on_policy else batch.old_logp,
@@ -140,7 +140,7 @@ def accumulate(
             kl_coef=batch.kl_coef if anchored else 0.0,
             entropy=entropy,
             sequences=batch.sequences,
-            **{**vars(settings.loss), **own},
+            **{**vars(settings.loss), **clip_bounds},
         )
         return loss.numerator, (loss, logp, entropy)
 
@@ -148,31 +148,31 @@ def accumulate(
         gradient, out = jax.grad(numerator, has_aux=True)(tree, batch)
         return jax.tree.map(jnp.add, total, gradient), jax.lax.stop_gradient(out)
 
-    row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
-    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
+    take_part = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
+    put_part = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
     if batch.table is None or len(batch.tokens) == 1:
-        part, out = add(jax.tree.map(row, parts), batch)
+        part, out = add(jax.tree.map(take_part, parts), batch)
     else:
-        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch, settings.together)
+        part, (losses, *values) = _over_packs(add, jax.tree.map(take_part, parts), batch, settings.together)
         out = (jax.tree.map(lambda x: x.sum(0), losses), *(x[:, 0] for x in values))
-    return (jax.tree.map(put, parts, part), denominator + out[0].denominator), out
+    return (jax.tree.map(put_part, parts, part), denominator + out[0].denominator), out
 
 
 def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, together: bool) -> Any:
-    """As `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, without the empty packs, which come last.
+    """Like `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, but without the empty packs at the end.
 
-    One at a time: on a CPU the buffers of a pack stay in cache, and mapped memory is reused. `together`: devices along
-    "data" take as many turns as the fullest, since XLA, which cuts weights, has all wait for each other in a turn.
+    Pack by pack, because on a CPU the buffers of one pack stay in cache, and mapped memory is reused. `together`: all
+    "data" devices iterate as often as the fullest one, because with cut weights XLA syncs them in every iteration.
     """
     packs = _slices(batch, len(batch.tokens))
-    one = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)
-    shapes = jax.eval_shape(step, carry, one(0))[1]
+    pack_at = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)
+    shapes = jax.eval_shape(step, carry, pack_at(0))[1]
     values = jax.tree.map(lambda x: jnp.zeros((len(batch.tokens), *x.shape), x.dtype), shapes)
 
-    def body(i: jax.Array, held: tuple[Any, Any]) -> tuple[Any, Any]:
-        carry, value = step(held[0], one(i))
-        put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return carry, jax.tree.map(put, held[1], value)
+    def body(i: jax.Array, carry_and_values: tuple[Any, Any]) -> tuple[Any, Any]:
+        carry, value = step(carry_and_values[0], pack_at(i))
+        put_value = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return carry, jax.tree.map(put_value, carry_and_values[1], value)
 
     filled = jnp.sum(jnp.any(batch.segments != 0, axis=1))
     filled = jax.lax.pmax(filled, "data") if together else filled
@@ -180,7 +180,7 @@ def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, togethe
 
 
 def _slices(batch: MicroBatch, count: int) -> MicroBatch:
-    """Every array [G, ...] as [count, G / count, ...]; rows are counted from 0 in each slice."""
+    """Every array [G, ...] as [count, G / count, ...]; `sequences` count from 0 in each slice."""
     batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
     valid = batch.mask != 0
     first = jnp.min(batch.sequences, axis=(1, 2), where=valid, initial=batch.sequences.size, keepdims=True)
@@ -188,11 +188,11 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
 
 
 def _on_each(act: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
-    """`act` on each device along "data", with its part of the arguments marked d in `cut`; others are whole."""
-    given = tuple(PartitionSpec("data") if one == "d" else PartitionSpec() for one in cut)
-    # Unchecked, a gradient with respect to whole weights stays that of the device; checked, it is summed over all.
+    """`act` on each device along "data", with its shard of the arguments marked d in `cut`; others are replicated."""
+    specs = tuple(PartitionSpec("data") if mark == "d" else PartitionSpec() for mark in cut)
+    # With check_vma, a gradient with respect to replicated weights would be summed over all devices.
     return jax.shard_map(
-        act, mesh=mesh, in_specs=given, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
+        act, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
     )
 
 
@@ -202,50 +202,50 @@ def apply(
     tree: Tree,
     state: Any,
     damping: Tree | None,
-    carry: tuple[Tree, jax.Array],  # as `accumulate` left it
-    rate: jax.Array,
-    roles: interventions.PerRole | None,  # None where no intervention weighs them
+    carry: tuple[Tree, jax.Array],  # the last carry of `accumulate`
+    rate: jax.Array,  # [] learning rate
+    roles: interventions.PerRole | None,  # None if no intervention weights the roles
     *,
     settings: StepSettings,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
-    """New weights, optimiser state and damping average; all unchanged where the gradient is not finite."""
-    config, mixing, apart = settings.optimiser, settings.mixing, settings.apart
+    """(weights, optimiser state, damping average, outputs for the report); the first three stay if not finite."""
+    config, mixing, by_role = settings.optimiser, settings.mixing, settings.apart
     parts, denominator = carry
     if denominator.ndim:
         parts, denominator = jax.tree.map(lambda x: x.sum(0), carry)
     parts = jax.tree.map(lambda x: x / jnp.where(denominator == 0, 1.0, denominator), parts)
-    done: dict[str, Any] = {}
+    out: dict[str, Any] = {}
     gradient = jax.tree.map(lambda x: x.sum(0), parts)
-    if apart:
-        done["gram"] = gram = gradients.gram_matrix(parts)
-        done["weight"] = weight = jnp.ones(gram.shape[0], jnp.float32)
+    if by_role:
+        out["gram"] = gram = gradients.gram_matrix(parts)
+        out["weight"] = weight = jnp.ones(gram.shape[0], jnp.float32)
     if roles is not None:
-        by_role = roles.membership @ gram @ roles.membership.T
-        weight = interventions.coefficients(mixing, by_role, roles) @ roles.membership
+        role_gram = roles.membership @ gram @ roles.membership.T
+        weight = interventions.coefficients(mixing, role_gram, roles) @ roles.membership
         gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x), parts)
-        done["weight"] = weight
-    damped = damping
+        out["weight"] = weight
+    new_damping = damping
     if damping is not None:
-        gradient, damped, done["damping_cosine"] = interventions.damp(
+        gradient, new_damping, out["damping_cosine"] = interventions.damp(
             gradient, damping, strength=mixing.damping, window=mixing.damping_window
         )
-        if apart:
-            done["weight"] = done["weight"] * interventions.left(done["damping_cosine"], mixing.damping)
+        if by_role:
+            out["weight"] = out["weight"] * interventions.damp_factor(out["damping_cosine"], mixing.damping)
     norm = optax.global_norm(gradient)
     factor = clip_factor(norm, config.grad_clip)
-    direction, moved = transformation(config).update(
+    direction, new_state = transformation(config).update(
         jax.tree.map(lambda g: g * factor, gradient), state, tree
     )
     change = jax.tree.map(lambda d: rate * d, direction)
     finite = jnp.isfinite(norm)
-    done |= {
+    out |= {
         "finite": finite,
         "grad_norm": norm,
         "clip_factor": factor,
         "update_norm": jnp.where(finite, optax.global_norm(change), 0.0),
     }
     if settings.layer_norms:
-        done["layers"] = gradients.layer_norms(parts)
-    new = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), tree, change)
+        out["layers"] = gradients.layer_norms(parts)
+    new_tree = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), tree, change)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-    return keep(new, tree), keep(moved, state), keep(damped, damping), done
+    return keep(new_tree, tree), keep(new_state, state), keep(new_damping, damping), out

@@ -22,7 +22,7 @@ def gram_matrix(parts: Tree) -> jax.Array:
     """[K, K] inner products of K gradients stacked on the leading axis of every leaf, summed in float32."""
 
     def products(x: jax.Array) -> jax.Array:
-        # Fused into one pass that keeps every leaf where it is laid; a dot would reorder the axes first.
+        # Fused into one pass that keeps the layout of every leaf; a dot would reorder the axes first.
         x = x.astype(jnp.float32)
         return jnp.sum(x[:, None] * x[None], axis=tuple(range(2, x.ndim + 1)))
 
@@ -30,7 +30,7 @@ def gram_matrix(parts: Tree) -> jax.Array:
 
 
 def layer_norms(parts: Tree) -> dict[str, jax.Array]:
-    """Norm [K] of each top-level group of weights, with stacked layers split: {"embed": [K], "layers/0": [K], ...}.
+    """Norms [K] of each top-level group of weights, with stacked layers split: {"embed": [K], "layers/0": [K], ...}.
 
     Every leaf of an adapter is a stack of layers.
     """
@@ -46,7 +46,7 @@ def layer_norms(parts: Tree) -> dict[str, jax.Array]:
 
 
 def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """The diagnostics of the K parts of one gradient, called `names`; None for a ratio of zeros."""
+    """The diagnostics of one gradient with K parts called `names`; None for a ratio of zeros."""
     gram = np.asarray(gram, np.float64)
     norms = np.sqrt(np.maximum(np.diag(gram), 0))
     mass, resultant = float(norms.sum()), float(np.sqrt(max(gram.sum(), 0)))
@@ -72,23 +72,23 @@ def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
 
 
 def role_matrix(unit_roles: Sequence[str], roles: Sequence[str]) -> np.ndarray:
-    """[R, K] of 0 and 1: which units (roles, or slots of them) belong to which role."""
+    """[R, K], 1 where a unit (a role, or a slot of a role) belongs to the role, else 0."""
     return np.array([[float(unit == role) for unit in unit_roles] for role in roles])
 
 
 def all_cosines(
     described: Mapping[str, Mapping[str, Any]], roles: Mapping[str, str]
 ) -> dict[tuple[str, str], Any]:
-    """Cosine of every pair of roles; None where they have separate weights, or one had no gradient.
+    """Cosine of every pair of roles; None if they have separate weights, or one had no gradient.
 
     `described` is {policy: describe(...)}, `roles` is the map from roles (or "role/slot") to policies. A role
     with slots in several policies appears once for each policy, under its first key there.
     """
-    keys: dict[tuple[str, str], str] = {}  # (role, policy): its name here
+    keys: dict[tuple[str, str], str] = {}  # {(role, policy): its name in the result}
     for key, policy in roles.items():
         keys.setdefault((key.split("/")[0], policy), key)
     pairs = {}
     for ((a, policy), x), ((b, other), y) in itertools.combinations(keys.items(), 2):
-        own = described.get(policy, {}).get("cosine", {}) if policy == other else {}
-        pairs[x, y] = own.get((a, b), own.get((b, a)))
+        cosines = described.get(policy, {}).get("cosine", {}) if policy == other else {}
+        pairs[x, y] = cosines.get((a, b), cosines.get((b, a)))
     return pairs

@@ -2,8 +2,8 @@
 
     gradient = sum_i c_i g_i,    c = 1 for no intervention
 
-A projection of one part on another is a combination of parts too, so even conflict projection costs K x K
-numbers and not a pass over the weights. Damping alone reads a moving average of gradients; frozen roles have no
+A projection of one part on another is a combination of parts too, so even conflict projection needs only K x K
+numbers and no pass over the weights. Only damping reads a moving average of gradients; frozen roles have no
 rows. All functions are pure, jitted with the update, and applied in the order of this file, before clipping.
 The KL anchor (I1) is a term of the loss: `kl_coef` per role.
 """
@@ -31,11 +31,11 @@ class Mixing:
     """Interventions on the roles' parts of the gradient; every switch is off by default."""
 
     normalise_multiplicity: bool = False  # divide a role's part by its number of parallel calls
-    balance: Literal["off", "equalise", "cap"] = "off"  # of the roles' shares of gradient mass
-    max_share: Annotated[float, Gt(0), Le(1)] = 0.5  # of balance "cap"
+    balance: Literal["off", "equalise", "cap"] = "off"  # changes the roles' shares of gradient mass
+    max_share: Annotated[float, Gt(0), Le(1)] = 0.5  # largest share under balance "cap"
     project_conflicts: bool = False  # PCGrad between roles
-    damping: Annotated[float, Ge(0), Le(0.3)] = 0.0  # I6: lambda
-    damping_window: Count = 32  # of the moving average that damping compares with
+    damping: Annotated[float, Ge(0), Le(0.3)] = 0.0  # lambda of coherence damping (I6)
+    damping_window: Count = 32  # window of the moving average that damping compares with
     roles: tuple[str, ...] = ()  # roles whose parts these switches change; empty: all roles
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Mixing:
 
 @dataclasses.dataclass(frozen=True)
 class InterventionConfig:
-    """Every switch is off by default."""
+    """Interventions on roles; every switch is off by default."""
 
     # How the roles' parts of a gradient are weighted.
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
@@ -61,8 +61,8 @@ class InterventionConfig:
     kl_coef: Mapping[str, Coefficient] = dataclasses.field(default_factory=dict)
     role_clip: Mapping[str, Positive] = dataclasses.field(default_factory=dict)  # {role: largest norm}
     freeze: tuple[str, ...] = ()  # roles whose calls do not train
-    alternate: tuple[str, ...] = ()  # train these roles in turn,
-    alternate_every: Count = 1  # each for this many steps
+    alternate: tuple[str, ...] = ()  # roles that are trained in turn
+    alternate_every: Count = 1  # steps of each turn
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -74,7 +74,7 @@ class InterventionConfig:
 
     @property
     def needs_roles(self) -> bool:
-        """Whether the roles' parts must be kept apart even without diagnostics."""
+        """Whether gradients must be split by role even without diagnostics."""
         return self.mixing.weighs or bool(self.role_clip)
 
     def damps(self, role: str) -> bool:
@@ -93,23 +93,23 @@ class InterventionConfig:
         }
 
     def trains(self, role: str, step: Any) -> Any:
-        """Whether `role` is trained in step 0, 1, 2, ..., or frozen; traced if the step is."""
+        """Whether `role` is trained in this step (0, 1, 2, ...), not frozen; a traced value if the step is traced."""
         if role in self.alternate:
             return step // self.alternate_every % len(self.alternate) == self.alternate.index(role)
         return role not in self.freeze
 
 
 class PerRole(NamedTuple):
-    """Inputs of `coefficients` for each role of a policy."""
+    """Inputs of `coefficients` about each role of a policy."""
 
     multiplicity: Array  # [R] mean number of parallel calls
     mixed: Array  # [R] whether `Mixing` acts on the role
-    clip: Array | None  # [R] largest norm, infinite for none; None without `role_clip`
+    clip: Array | None  # [R] largest norm, infinite for a role without a limit; None without `role_clip`
     membership: Array  # [R, K] 1 where one of the K parts of the gradient is the role's
 
 
 def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
-    """[R]: the weight of each role's part, given their Gram matrix [R, R]; all interventions but damping applied."""
+    """[R]: the weight of each role's part, from their Gram matrix [R, R], after all interventions but damping."""
     # Row i: role i's new part as a combination of the original parts.
     mix = jnp.eye(gram.shape[0], dtype=jnp.float32)
     if config.normalise_multiplicity:
@@ -128,25 +128,25 @@ def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
 def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) -> jax.Array:
     """[R] factors that give every role the mean norm (None), or leave none more than `max_share` of the mass.
 
-    Roles that are not `mixed` [R] count, but keep their part.
+    Roles that are not `mixed` [R] count in the mass, and their factor is 1.
     """
     norms = _norms(gram)
-    own = jnp.where(mixed, norms, 0.0)
-    kept = jnp.where(mixed, 0.0, norms).sum()  # mass of the other roles
+    mixed_norms = jnp.where(mixed, norms, 0.0)
+    rest_mass = jnp.where(mixed, 0.0, norms).sum()  # mass of the roles that are not mixed
     if max_share is None:
         target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
-        return jnp.where(own > 0, target / jnp.where(own > 0, own, 1.0), 1.0)
+        return jnp.where(mixed_norms > 0, target / jnp.where(mixed_norms > 0, mixed_norms, 1.0), 1.0)
     # Cutting the k largest norms to one level gives level = max_share * (k * level + rest). The smallest k is taken
     # for which no other norm is above that level. If the other roles have no mass, the level is at least the smallest
-    # norm, because a further cut would change no share; a cap that so few roles cannot keep cuts all to that norm.
-    ordered = jnp.sort(own)[::-1]
-    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # mass of the k-th and all below it, and of the other roles
+    # norm, because a further cut would change no share; if there are too few roles for the cap, all get that norm.
+    ordered = jnp.sort(mixed_norms)[::-1]
+    tail_mass = jnp.cumsum(ordered[::-1])[::-1] + rest_mass  # of the k-th norm, all below it, and other roles
     room = 1 - jnp.arange(norms.size) * max_share
-    levels = jnp.where(room > 1e-6, max_share * rest / jnp.maximum(room, 1e-6), 0.0)
+    levels = jnp.where(room > 1e-6, max_share * tail_mass / jnp.maximum(room, 1e-6), 0.0)
     fits = levels >= ordered * (1 - 1e-6)
-    smallest = jnp.where(kept > 0, 0.0, jnp.min(jnp.where(own > 0, own, jnp.inf)))
+    smallest = jnp.where(rest_mass > 0, 0.0, jnp.min(jnp.where(mixed_norms > 0, mixed_norms, jnp.inf)))
     level = jnp.where(fits.any(), jnp.maximum(levels[jnp.argmax(fits)], smallest), smallest)
-    return jnp.where(own > level, level / jnp.where(own > 0, own, 1.0), 1.0)
+    return jnp.where(mixed_norms > level, level / jnp.where(mixed_norms > 0, mixed_norms, 1.0), 1.0)
 
 
 def project_conflicts(gram: Array) -> jax.Array:
@@ -176,14 +176,14 @@ def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tr
     """
     begun = jnp.stack([jnp.any(x != 0) for x in jax.tree.leaves(ema)]).any()
     ema = jax.tree.map(lambda e, g: jnp.where(begun, e, g), ema, gradient)
-    # Each is normalised first: the square of a small norm may underflow in float32.
+    # Both are normalised first: the square of a small norm may underflow in float32.
     cosine = jnp.clip(_dot(_unit(gradient), _unit(ema)), -1.0, 1.0)
-    damped = jax.tree.map(lambda g: g * left(cosine, strength), gradient)
+    damped = jax.tree.map(lambda g: g * damp_factor(cosine, strength), gradient)
     ema = jax.tree.map(lambda e, g: e + (g - e) / window, ema, damped)
     return damped, ema, cosine
 
 
-def left(cosine: jax.Array, strength: float) -> jax.Array:
+def damp_factor(cosine: jax.Array, strength: float) -> jax.Array:
     """The factor by which damping scales a gradient."""
     return 1 - strength * jnp.maximum(cosine, 0.0)
 

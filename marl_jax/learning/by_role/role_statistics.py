@@ -1,4 +1,4 @@
-"""Statistics of each role's tokens: how far trainer and sampler are apart, and the signs of capture."""
+"""Statistics of each role's tokens: differences between trainer and sampler, and signs of capture."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,21 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclasses.dataclass
 class Evidence:
-    """Numbers computed for each trained row's tokens, one array a row; None for rows that it did not train."""
+    """Numbers about the tokens of each trained row, one array per row; None for rows that were not trained on."""
 
-    logp: list[Any]  # under the policy as it was when the row's last gradient was taken
-    entropy: list[Any]
+    logp: list[Any]  # under the weights at which the row's last gradient was taken
+    entropy: list[Any]  # under the same weights
     old_logp: list[Any]  # the log-probs that the ratio is taken against
-    ref_logp: list[Any]
-    trainer_logp: list[Any]  # before the step, None where unknown
+    ref_logp: list[Any]  # under the reference
+    trainer_logp: list[Any]  # under the weights before the step; None where unknown
 
     @classmethod
     def of_nothing(cls, rows: int) -> "Evidence":
-        """Columns of so many rows, all None."""
+        """Columns of `rows` rows, all None."""
         return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
     def of_tokens(self, counted: Any, rows: Sequence[int]) -> "Evidence":
-        """The columns of these rows, at the tokens that count."""
+        """The same columns, with only the tokens that count in these rows."""
         columns = {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
         for column in columns.values():
             for i in rows:
@@ -43,7 +43,7 @@ class Evidence:
 
 
 def row_statistics(rows: Table) -> dict[str, float]:
-    """Numbers for the rows of one role, those that are not trained on (masked or frozen) among them."""
+    """Statistics of the rows of one role, including rows that are not trained on (masked or frozen)."""
     stats = {
         "rows": len(rows),
         "reward": np.mean(rows.reward),
@@ -60,21 +60,21 @@ def row_statistics(rows: Table) -> dict[str, float]:
 
 
 def role_statistics(
-    rows: Table, mine: Sequence[int], evidence: Evidence, loss: LossConfig, corrected: bool
+    rows: Table, trained: Sequence[int], evidence: Evidence, loss: LossConfig, corrected: bool
 ) -> dict[str, float]:
-    """Numbers for the trained rows `mine` of one role, as the last update saw them; means over tokens if not named so.
+    """Statistics of the rows `trained` of one role, at the last update; means over tokens unless named otherwise.
 
-    `corrected`: the loss weighs tokens for differences between sampler and trainer.
+    `corrected`: the loss weights tokens by differences between sampler and trainer.
     """
     if rows.spoken is not None:
-        evidence = evidence.of_tokens(rows.spoken, mine)
-    new, old, bits = (
-        np.concatenate([column[i] for i in mine]).astype(np.float64)
+        evidence = evidence.of_tokens(rows.spoken, trained)
+    new, old, entropy = (
+        np.concatenate([column[i] for i in trained]).astype(np.float64)
         for column in (evidence.logp, evidence.old_logp, evidence.entropy)
     )
-    tokens = [len(evidence.logp[i]) for i in mine]
-    by_token = lambda column: np.repeat(column[mine], tokens)
-    row_means = lambda values: [own.mean() for own in np.split(values, np.cumsum(tokens)[:-1])]
+    tokens = [len(evidence.logp[i]) for i in trained]
+    by_token = lambda column: np.repeat(column[trained], tokens)
+    row_means = lambda values: [row.mean() for row in np.split(values, np.cumsum(tokens)[:-1])]
     bounded = lambda gap: np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     log_ratio = new - old
     if loss.kind == "gspo":  # every token has its sequence's mean
@@ -84,19 +84,19 @@ def role_statistics(
         getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
         for name in ("clip_low", "clip_high")
     )
-    worth = rows.advantage if rows.weight is None else rows.advantage * rows.weight
-    flags = clip_flags(loss.kind, ratio, by_token(worth), low, high, loss.dual_clip)
+    advantages = rows.advantage if rows.weight is None else rows.advantage * rows.weight
+    flags = clip_flags(loss.kind, ratio, by_token(advantages), low, high, loss.dual_clip)
     stats = {
         "tokens": float(len(new)),
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
-        "entropy": bits.mean(),
+        "entropy": entropy.mean(),
         "ratio_mean": ratio.mean(),
         "approx_kl": np.mean(kl_estimate(old, new, xp=np)),
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
         **{name: flag.mean() for name, flag in flags.items()},
     }
-    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in mine]
-    sampler = [rows.logprobs[i].astype(np.float64)[some] for i, some in zip(mine, counted)]
+    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in trained]
+    sampler = [rows.logprobs[i].astype(np.float64)[mask] for i, mask in zip(trained, counted)]
     distance = old - np.concatenate(sampler)
     if corrected and loss.mask_ratio is not None:
         low, high = np.log(loss.mask_ratio)
@@ -108,8 +108,8 @@ def role_statistics(
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
         }
-    known = [(evidence.trainer_logp[i], own) for i, own in zip(mine, sampler)]
-    gaps = [trainer - own for trainer, own in known if trainer is not None]
+    known = [(evidence.trainer_logp[i], values) for i, values in zip(trained, sampler)]
+    gaps = [trainer - values for trainer, values in known if trainer is not None]
     if gaps:
         signed = np.concatenate(gaps)  # trainer - sampler
         gap = np.abs(signed)
@@ -121,14 +121,14 @@ def role_statistics(
             **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),
         }
-    anchors = [evidence.ref_logp[i] for i in mine if evidence.ref_logp[i] is not None]
-    if len(anchors) == len(mine):
+    anchors = [evidence.ref_logp[i] for i in trained if evidence.ref_logp[i] is not None]
+    if len(anchors) == len(trained):
         stats["kl"] = np.mean(kl_estimate(new, np.concatenate(anchors).astype(np.float64), xp=np))
     return {name: float(value) for name, value in stats.items()}
 
 
 def form_drift(now: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
-    """How far a role's output has moved in form from its start: the first sign that it was captured."""
+    """How far the form of a role's output has moved from its start: the first sign of capture."""
     return {
         "length_ratio": now["length"] / max(base["length"], 1e-9),
         "truncated_change": now["truncated_share"] - base["truncated_share"],
