@@ -3,8 +3,8 @@
     A_i = (r_i - mean_g) / (std_g + eps)          GRPO; the other estimators change the mean or the scale
 
 A group of one has no baseline: its advantage is 0, or its reward with `singleton="reward"` (the study's
-preset). All functions work under jit and vmap with integer groups; groups may be any hashables outside, where
-numpy computes: the number of rows changes from step to step, and XLA would compile for each.
+preset). All functions work under jit and vmap with integer groups. Outside, groups may be any hashables, and numpy
+computes: the number of rows changes from step to step, and XLA would compile for each number.
 """
 
 import math
@@ -21,11 +21,11 @@ from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, pre
 from marl_jax.own import OwnError, called, is_own, own_function
 from marl_jax.table import dense
 
-Estimator = str  # one of ESTIMATORS, or a user's as "module:function"
+Estimator = str  # one of ESTIMATORS, or a user's own as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 Std = Literal["unbiased", "biased"]
 Singleton = Literal["zero", "reward"]  # the advantage of a group of one
-Over = Literal["task", "role"]  # of agent-wise means and scales
+Over = Literal["task", "role"]  # the calls that an agent-wise mean or scale is taken over
 DDOF = {"unbiased": 1, "biased": 0}
 
 
@@ -41,8 +41,8 @@ def group_advantages(
     """Advantages [B].
 
     grpo: (r - mean_g) / (std_g + eps). dr_grpo: r - mean_g. rloo: r minus the mean of the others, which is
-    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). A user's
-    is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
+    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). A user's own
+    estimator maps `function(rewards, groups)`, arrays [B] with groups as integers below B, to advantages [B].
     """
     check_estimator(estimator)
     _check_scale(std, eps)
@@ -68,7 +68,7 @@ def group_advantages(
 
 
 def check_estimator(name: str, *more: str) -> None:
-    """Refuse a name that is neither built in, nor "module:function"."""
+    """Refuse a name that is neither built in (or in `more`) nor "module:function"."""
     known = (*ESTIMATORS, *more)
     require(
         name in known or is_own(name),
@@ -88,17 +88,17 @@ def agent_advantages(
     std: Std = "unbiased",
     eps: float = 1e-6,
 ) -> jax.Array:
-    """Dr.MAS: mean and standard deviation each over all calls of the task, or over those of the role. [B]"""
+    """Dr.MAS [B]: mean and standard deviation, each over all calls of the task, or over those of the role."""
     for name, over in (("mean", mean), ("scale", scale)):
         require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
     _check_scale(std, eps)
     xp, values, task, role = _inputs(rewards, eps, tasks, roles)
     ids = {"task": task, "role": _pairs(xp, task, role)}
     centred = _centre(xp, values, ids[mean])[1]
-    size, own = _centre(xp, values, ids[scale])
-    spread = _spread(xp, own, size, ids[scale], std)
-    # A role that always gets one reward has no scale of its own, and eps is none: with the mean taken over
-    # other roles, dividing by it would make an advantage of a million.
+    size, scale_centred = _centre(xp, values, ids[scale])
+    spread = _spread(xp, scale_centred, size, ids[scale], std)
+    # If all rewards of a role are equal, its standard deviation is 0. Dividing by eps alone would make an advantage of
+    # a million when the mean is taken over other roles, too.
     advantages = xp.where(spread == 0, 0.0, _scaled(xp, centred, spread, eps))
     return jax.device_put(advantages.astype(values.dtype))
 
@@ -119,7 +119,7 @@ def _check_scale(std: str, eps: float | jax.Array) -> None:
 
 
 def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
-    """The module to compute with (jax.numpy if anything is traced), float rewards [B] and integer groups [B]."""
+    """(the array module: jax.numpy if anything is traced, float rewards [B], integer groups [B] ...)."""
     traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, eps, *groups))
     xp = jnp if traced else np
     if isinstance(rewards, jax.core.Tracer):
@@ -127,7 +127,7 @@ def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
     else:
         rewards = as_rewards(rewards)
     chex.assert_rank(rewards, 1)
-    ids = [_ids(xp, one) for one in groups]
+    ids = [_ids(xp, keys) for keys in groups]
     chex.assert_equal_shape([rewards, *ids])
     return xp, rewards, *ids
 
@@ -139,25 +139,25 @@ def _ids(xp: Any, groups: Groups) -> Any:
 
 
 def _dense(xp: Any, ids: Any) -> Any:
-    """Integers as integers below B, where equal ones stay equal; `jnp.unique` would scatter."""
+    """Integers [B] mapped to integers below B, equal ones to equal ones; `jnp.unique` would scatter."""
     return xp.searchsorted(xp.sort(ids), ids)
 
 
 def _pairs(xp: Any, first: Any, second: Any) -> Any:
-    """Pairs of integers below B as integers below B, where equal pairs stay equal."""
+    """Pairs of integers below B mapped to integers below B, equal pairs to equal integers."""
     if xp is np:
         return _dense(xp, first.astype(np.int64) * len(first) + second)
     # Without 64 bits, the product of two ids would overflow.
     order = jnp.lexsort((second, first))
     first, second = first[order], second[order]
-    new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(new)])[jnp.argsort(order)]
+    is_new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(is_new)])[jnp.argsort(order)]
 
 
 def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
     """Group size and reward minus group mean, both [B].
 
-    Rewards are measured from the group's lowest first: equal rewards then give exactly zero, not a rounding
+    The group's lowest reward is subtracted first: equal rewards then give exactly zero, not a rounding
     error that a division by a tiny standard deviation would blow up.
     """
     if xp is jnp:
@@ -166,36 +166,36 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
         lowest = np.full(rewards.shape, np.inf, rewards.dtype)
         np.minimum.at(lowest, ids, rewards)
     size = _total(xp, xp.ones_like(rewards), ids)
-    above = rewards - lowest[ids]
-    return size, above - _total(xp, above, ids) / size
+    above_lowest = rewards - lowest[ids]
+    return size, above_lowest - _total(xp, above_lowest, ids) / size
 
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
-    who = f"estimator '{name}'"
-    advantages = called(own_function(name, "estimator"), who, rewards, ids)
-    numbers = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
-    if getattr(advantages, "shape", None) != rewards.shape or not numbers:
+    label = f"estimator '{name}'"
+    advantages = called(own_function(name, "estimator"), label, rewards, ids)
+    is_number = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
+    if getattr(advantages, "shape", None) != rewards.shape or not is_number:
         raise OwnError(
-            f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many numbers"
+            f"{label} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many numbers"
         )
     if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
-        raise OwnError(f"{who} returned advantages that are not finite")
+        raise OwnError(f"{label} returned advantages that are not finite")
     return jax.device_put(advantages.astype(rewards.dtype))
 
 
 def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
-    """Divide by spread + eps; unchanged where the spread is 0, as the centred values are then 0, too."""
+    """Divide by spread + eps; unchanged where the spread is 0, because the centred values are 0 there, too."""
     return centred / xp.where(spread == 0, 1.0, spread + eps)
 
 
 def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
     variance = _total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1)
-    none = variance == 0  # the root has no derivative at 0
-    return xp.where(none, 0.0, xp.sqrt(xp.where(none, 1.0, variance)))
+    zero = variance == 0  # the root has no derivative at 0
+    return xp.where(zero, 0.0, xp.sqrt(xp.where(zero, 1.0, variance)))
 
 
 def _total(xp: Any, values: Any, ids: Any) -> Any:
-    """The sum of each row's group [B], in float64 on the host, and under `jit` where JAX has it enabled."""
+    """The sum over each row's group [B], in float64 on the host, and under `jit` if JAX has it enabled."""
     count = values.shape[0]
     if xp is np:
         return np.bincount(ids, values, count)[ids]

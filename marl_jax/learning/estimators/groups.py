@@ -1,11 +1,11 @@
 """Groups: which rows are compared with each other when rewards become advantages.
 
-A group is everything that agrees on an explicit key. The key is named in the config, by a preset or by its fields:
+A group is all rows with the same key. The config names the key, as a preset or as a list of fields:
 `"role"`, `"study"`, `"task,role,turn"`.
 
     task role slot turn    the problem, the role, its parallel call and its turn
-    path                   the episode, and the branches taken in it: calls that may be candidates from one state
-    parent branch          the fork that the call is below, and in which branch; before any fork all calls agree
+    path                   the episode and the branches taken in it: equal for parallel candidates from one state
+    parent branch          the fork that the call is below, and its branch there; equal for all calls before any fork
     task.NAME call.NAME    an attribute: `level` or an entry of `meta` of the task, an entry of `labels` of the call
 """
 
@@ -21,8 +21,8 @@ from marl_jax.own import OwnError
 from marl_jax.table import dense
 
 FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
-OWNERS = ("task.", "call.")  # of attributes
-LARGEST = 1e18  # reward: the sum of squares of a group is still a float32
+OWNERS = ("task.", "call.")  # prefixes of attributes
+LARGEST = 1e18  # largest reward: the sum of squares of a group still fits into a float32
 PRESETS = {
     "task": ("task",),  # all calls for a problem
     "role": ("task", "role"),  # Dr.MAS
@@ -34,11 +34,11 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class GroupCounts:
-    """How many of a role's groups can teach it something."""
+    """The numbers of a role's groups, and of those that teach it nothing."""
 
-    groups: int  # all of them
-    singletons: int  # one member: nothing to compare with
-    zero_variance: int  # several members, one reward
+    groups: int  # all groups
+    singletons: int  # groups of one member: nothing to compare with
+    zero_variance: int  # groups of several members with equal rewards
 
 
 Groups = Sequence[Hashable] | np.ndarray | jax.Array
@@ -47,10 +47,10 @@ Groups = Sequence[Hashable] | np.ndarray | jax.Array
 def group_key(
     name: str | Sequence[str], declared: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[str, ...]:
-    """The fields of a preset, of one that the workflow has `declared`, or of an explicit list of fields."""
-    if taken := PRESETS.keys() & (declared or {}):
+    """The fields of a preset, of a preset that the workflow has `declared`, or of an explicit list of fields."""
+    if reserved := PRESETS.keys() & (declared or {}):
         raise ValueError(
-            f"group '{min(taken)}' is of every workflow: let the workflow give its own another name"
+            f"group '{min(reserved)}' is of every workflow: let the workflow give its own another name"
         )
     presets = {**PRESETS, **(declared or {})}
     if isinstance(name, str):
@@ -67,8 +67,8 @@ def group_key(
             f"group key {','.join(name)!r} is no preset ({', '.join(presets)}) and names no fields "
             f"({', '.join(FIELDS)}, or attributes such as task.level, with commas between)"
         )
-    own = dict.fromkeys(field for field in name if field not in FIELDS)
-    return (*(field for field in FIELDS if field in name), *own)
+    attributes = dict.fromkeys(field for field in name if field not in FIELDS)
+    return (*(field for field in FIELDS if field in name), *attributes)
 
 
 def is_attribute(field: str) -> bool:
@@ -77,44 +77,45 @@ def is_attribute(field: str) -> bool:
 
 
 def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
-    """Int[B]: rows with equal ids are one group; ids count groups in order of appearance. Columns by their field."""
+    """Int[B]: rows with equal ids are one group, numbered in order of appearance; `columns` by the fields of the key."""
     return dense(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
 
 
 def keys_of(groups: Groups) -> list[Hashable]:
-    """[B]: the key of each row's group, of groups that are any hashables."""
+    """[B]: the key of each row's group, as a hashable."""
     keys = groups.tolist() if hasattr(groups, "tolist") else groups
     return [tuple(key) if isinstance(key, list) else key for key in keys]
 
 
 def as_rewards(rewards: Any) -> np.ndarray:
-    """Rewards in the precision of the device, so that the same are equal. What is not finite there, or too large to be
-    squared, is refused.
+    """Rewards in the precision of the device, so that those that are equal there are equal here.
+
+    Rewards that are not finite in it, or too large to be squared, are refused.
     """
-    given = np.asarray(rewards)
-    if not jnp.isdtype(given.dtype, ("bool", "integral", "real floating")):
+    values = np.asarray(rewards)
+    if not jnp.isdtype(values.dtype, ("bool", "integral", "real floating")):
         raise OwnError(f"rewards are {rewards!r:.80}; they must be numbers")
     with np.errstate(over="ignore"):
-        rewards = given.astype(precision(given.dtype))
+        rewards = values.astype(precision(values.dtype))
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
         raise OwnError(
-            f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the reward"
+            f"reward {values.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the reward"
         )
     if (large := np.flatnonzero(abs(rewards) > LARGEST)).size:
         raise OwnError(
-            f"reward {given.flat[large[0]]} in row {large[0]} is beyond {LARGEST:g}; scale the reward"
+            f"reward {values.flat[large[0]]} in row {large[0]} is beyond {LARGEST:g}; scale the reward"
         )
     return rewards
 
 
 def precision(dtype: Any) -> Any:
-    """The dtype on the device of numbers of this one: float32, or float64 where JAX has it enabled."""
+    """The dtype that numbers of `dtype` have on the device: float32, or float64 if JAX has it enabled."""
     return jax.dtypes.canonicalize_dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.ndarray:
-    """Bool[B]: the row's group has more than one reward, so that it moves the policy at all; group -1 is no group."""
+    """Bool[B]: the rewards of the row's group differ, so that it moves the policy at all; -1 means no group."""
     keys, values = keys_of(groups), as_rewards(rewards)
     ids = dense(keys)
     low, high = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)
@@ -126,9 +127,9 @@ def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.nda
 def count_groups(
     rewards: Sequence[float] | np.ndarray, groups: Groups, roles: Sequence[str]
 ) -> dict[str, GroupCounts]:
-    """Per role, the groups it has rows in, and how many of them are singletons or have zero variance.
+    """Per role, the number of groups that it has rows in, and how many are singletons or have zero variance.
 
-    Rows of group -1, as calls without tokens are, count for nothing.
+    Rows of group -1, such as calls without tokens, do not count.
     """
     keys = keys_of(groups)
     ids, flat, grouped = dense(keys), ~informative(rewards, keys), _grouped(keys)
@@ -136,9 +137,9 @@ def count_groups(
     counts = {}
     for role in dict.fromkeys(np.asarray(roles)[grouped].tolist()):
         rows = np.flatnonzero(grouped & (np.asarray(roles) == role))
-        mine, first = np.unique(ids[rows], return_index=True)
-        single = sizes[mine] == 1
-        counts[role] = GroupCounts(len(mine), int(single.sum()), int((flat[rows[first]] & ~single).sum()))
+        own, first = np.unique(ids[rows], return_index=True)
+        single = sizes[own] == 1
+        counts[role] = GroupCounts(len(own), int(single.sum()), int((flat[rows[first]] & ~single).sum()))
     return counts
 
 

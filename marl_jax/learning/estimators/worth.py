@@ -1,4 +1,4 @@
-"""From rewards to advantages: the columns penalty, group and advantage of the table."""
+"""From rewards to advantages: fills the columns penalty, group and advantage of the table."""
 
 import dataclasses
 import json
@@ -33,23 +33,22 @@ from marl_jax.table import Table, path_tuples
 
 ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
 
-Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
+Presets = Mapping[str, Sequence[str]]  # presets of group keys that a workflow declares, {name: fields}
 
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageConfig:
     """How rewards become advantages; `AdvantageConfig.study()` has the settings of the study."""
 
-    group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
+    group: str = "role"  # a preset of `groups.PRESETS` or of the workflow, or fields such as "task,role,turn"
     estimator: Estimator = "grpo"  # one of `advantages.ESTIMATORS`, "agent", or "module:function"
-    std: Std = "unbiased"  # which standard deviation
+    std: Std = "unbiased"  # kind of standard deviation
     singleton: Singleton = "zero"  # the advantage of a group of one: 0, or its reward
     eps: NotNegative = 1e-6  # added to the standard deviation
-    # Of the estimator "agent" (Dr.MAS), which has its own groups.
-    agent_mean: Over = "role"
-    agent_scale: Over = "role"  # and the deviation it divides by
+    agent_mean: Over = "role"  # estimator "agent" (Dr.MAS): the calls that the mean is taken over
+    agent_scale: Over = "role"  # estimator "agent": the calls that the standard deviation is taken over
     overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
-    # A "module:function": the table with its advantages to {column: one number per call}, of ROW_COLUMNS.
+    # A "module:function" that maps the table with its advantages to columns of ROW_COLUMNS, {name: [N] numbers}.
     rows: str | None = None
 
     def __post_init__(self) -> None:
@@ -73,13 +72,13 @@ class AdvantageConfig:
 def with_advantages(
     table: Table, config: AdvantageConfig, presets: Presets | None = None
 ) -> tuple[Table, dict[str, GroupCounts]]:
-    """The table with its advantages, and per role the groups that cannot teach it; calls without tokens have none."""
+    """(the table with advantages, group counts per role); calls without tokens get no advantage."""
     if not len(table):
         return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
     table.need(reward="rewards.with_rewards")
     if not (table.length > 0).all():
-        some, counts = with_advantages(table.take(table.length > 0), config, presets)
-        return _spread(table, some), counts
+        sampled, counts = with_advantages(table.take(table.length > 0), config, presets)
+        return _spread(table, sampled), counts
     ids = group_column(table, config, presets)
     rewards, penalty = table.reward, None
     if config.overlong is not None:
@@ -101,7 +100,7 @@ def key_of(config: AdvantageConfig, presets: Presets | None = None) -> tuple[str
 
 
 def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, ids: Any) -> Any:
-    """Float[N], of columns on the host or under `jit`; `ids` are the groups."""
+    """Advantages, Float[N], from columns on the host or under `jit`; `ids` are the groups."""
     if config.estimator == "agent":
         over: dict[str, Any] = {"mean": config.agent_mean, "scale": config.agent_scale}
         return agent_advantages(rewards, task, role, **over, std=config.std, eps=config.eps)
@@ -110,20 +109,20 @@ def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, i
 
 
 def _own_columns(table: Table, name: str) -> Table:
-    """The table with the columns that a user's function gives its rows."""
-    found = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
-    wrong = (
-        f"advantages.rows '{name}' returned {found!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
+    """The table with the columns that a user's function returns."""
+    returned = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
+    message = (
+        f"advantages.rows '{name}' returned {returned!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
     )
-    if not isinstance(found, Mapping) or not set(found) <= set(ROW_COLUMNS):
-        raise OwnError(wrong)
+    if not isinstance(returned, Mapping) or not set(returned) <= set(ROW_COLUMNS):
+        raise OwnError(message)
     try:
-        columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
+        columns = {column: np.asarray(values, np.float64) for column, values in returned.items()}
     except (TypeError, ValueError):
-        raise OwnError(wrong) from None
+        raise OwnError(message) from None
     for column, values in columns.items():
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
-            raise OwnError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
+            raise OwnError(f"{message}, each with {len(table)} numbers from 0 on; '{column}' has others")
     return table.replace(**columns)
 
 
@@ -134,17 +133,17 @@ def group_column(table: Table, config: AdvantageConfig, presets: Presets | None 
 
 
 def _field(table: Table, field: str) -> list[Any]:
-    """The values of one field of a group's key, call by call."""
+    """The values of one field of a group key, call by call."""
     if field == "path":
         return list(zip(table.episode.tolist(), path_tuples(table.path)))
     if not is_attribute(field):
         return getattr(table, field).tolist()
     owner, _, name = field.partition(".")
     if owner == "call":
-        of_calls = table.labels or [None] * len(table)
+        labels = table.labels or [None] * len(table)
         return [
-            _attribute(field, labels or {}, f"a call of '{table.role_of(i)}'")
-            for i, labels in enumerate(of_calls)
+            _attribute(field, call_labels or {}, f"a call of '{table.role_of(i)}'")
+            for i, call_labels in enumerate(labels)
         ]
     table.need_episodes()
     tasks = map(table.task_of, range(len(table)))
@@ -153,23 +152,23 @@ def _field(table: Table, field: str) -> list[Any]:
     ]
 
 
-def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
+def _attribute(field: str, attributes: Mapping[str, Any], owner: str) -> Any:
     name = field.partition(".")[2]
-    if name not in given:
-        there = f"it has: {', '.join(given)}" if given else "it has none"
-        raise OwnError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
-    value = given[name]  # a list or a mapping, say
+    if name not in attributes:
+        known = f"it has: {', '.join(attributes)}" if attributes else "it has none"
+        raise OwnError(f"group field '{field}': {owner} has no attribute '{name}'; {known}")
+    value = attributes[name]  # may be a list or a mapping
     return value if isinstance(value, Hashable) else json.dumps(value, sort_keys=True, default=repr)
 
 
 def _spread(table: Table, part: Table) -> Table:
-    """The columns of the rows that sampled something, in the whole table."""
+    """`table` with the columns of `part`, which has only the rows that sampled tokens."""
     rows = np.flatnonzero(table.length > 0)
     advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
     advantage[rows], group[rows] = part.advantage, part.group
-    others = {}
+    other_columns = {}
     for column in ("penalty", *ROW_COLUMNS):
         if (values := getattr(part, column)) is not None:
-            others[column] = np.zeros(len(table))
-            others[column][rows] = values
-    return table.replace(advantage=advantage, group=group, **{"penalty": None, **others})
+            other_columns[column] = np.zeros(len(table))
+            other_columns[column][rows] = values
+    return table.replace(advantage=advantage, group=group, **{"penalty": None, **other_columns})
