@@ -1,4 +1,4 @@
-"""How rows become updates: the learner's part of a configuration."""
+"""The learner's part of a configuration: how rows become updates."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 class StepSettings:
     """The static settings of an optimiser step, see `update_programs.apply`."""
 
-    optimiser: OptimiserConfig  # which optimiser
-    mixing: Mixing  # weights of the roles' parts
-    apart: bool = True  # one part of the gradient for each role; False: one part, of all rows
+    optimiser: OptimiserConfig  # the optimiser, without its schedule
+    mixing: Mixing  # how the roles' parts are weighted
+    apart: bool = True  # the gradient has one part for each role; False: one part for all rows
     layer_norms: bool = False  # also split every part's norm by layer
 
 
@@ -32,27 +32,29 @@ class StepSettings:
 class LearnerConfig:
     """All settings of the learner; `LearnerConfig.study()` has those of the original study."""
 
-    loss: LossConfig = dataclasses.field(default_factory=LossConfig)  # which loss
-    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)  # which optimiser
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)  # the loss
+    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)  # the optimiser
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)  # shapes of micro-batches
     # Changes to the roles' parts of a gradient.
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
     gradients: Literal["off", "roles", "slots"] = "roles"  # the parts that every gradient is split into
     layer_norms: bool = False  # also split every role's norm by layer
-    updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch
-    updates_fixed: Count = 1  # their number at "fixed"
-    sequences_per_update: Count = 512  # rows of each at "sequences"
+    updates: Literal["one", "fixed", "sequences"] = "one"  # how many mini-batches a policy has per epoch
+    updates_fixed: Count = 1  # mini-batches per epoch with updates "fixed"
+    sequences_per_update: Count = 512  # rows per mini-batch with updates "sequences"
     epochs: Count = 1  # number of passes over the rows of a step
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # the log-probs that the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
-    # Tokens whose logits exist at the same time, but one of each sequence at least.
+    # Tokens whose logits exist at the same time; at least one of each sequence.
     logprob_chunk: Count = 4096
-    gap_tolerance: Positive = 1e-3  # sampler and trainer log-probs further apart than this are reported
+    gap_tolerance: Positive = (
+        1e-3  # a larger difference between sampler and trainer log-probs gives a warning
+    )
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
-    # {policy: learning rate}, in place of the schedule's.
+    # {policy: learning rate}, instead of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
-    seed: Seed = 0  # of the order of rows in an epoch
-    # Settings of the objectives of whole sequences.
+    seed: Seed = 0  # seed of the order of rows in an epoch
+    # Settings of the objectives over whole sequences.
     preference: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
 
     def __post_init__(self) -> None:
@@ -75,30 +77,30 @@ class LearnerConfig:
 
     @property
     def apart(self) -> bool:
-        """Whether the gradients of roles, or slots, are kept apart."""
+        """Whether gradients are split by role or slot."""
         return self.gradients != "off" or self.interventions.needs_roles
 
     @property
     def step_settings(self) -> StepSettings:
-        """The static settings of an optimiser step; the learning rate comes with each, whatever the schedule."""
+        """The static settings of an optimiser step; they exclude the schedule, as the learning rate is an argument."""
         optimiser = dataclasses.replace(self.optimiser, schedule=ScheduleConfig())
         return StepSettings(optimiser, self.interventions.mixing, self.apart, self.layer_norms)
 
     def schedule_of(self, policy: str) -> ScheduleConfig:
-        """The schedule, with the learning rate of the policy where one is set."""
+        """The schedule, with the policy's own learning rate if one is set."""
         schedule = self.optimiser.schedule
         rate = self.learning_rates.get(policy, schedule.learning_rate)
         return dataclasses.replace(schedule, learning_rate=rate)
 
     def unit(self, role: str, slot: int) -> Any:
-        """The key of the part of the gradient that a row adds to: its role, its slot, or None (a part of all rows)."""
+        """The part of the gradient that a row adds to: its role, its (role, slot), or None if there is one part."""
         if self.gradients == "slots":
             return role, slot
         return role if self.apart else None
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
-        """Settings of the study: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
+        """The study's settings: an update per 512 sequences, dual clip, one schedule that every adapter advances."""
         defaults: dict[str, Any] = {
             "loss": LossConfig(dual_clip=3.0, is_cap=None),
             "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),

@@ -1,4 +1,4 @@
-"""Log-probs and entropy of given tokens; logits exist only for a chunk of tokens at a time.
+"""Log-probs and entropy at target tokens; logits exist only for one chunk of tokens at a time.
 
     z = hidden @ head / temperature,    logp = z[target] - logsumexp(z),    H = -sum exp(log p) log p
 
@@ -23,7 +23,7 @@ def token_logprobs(
     *,
     temperature: float | jax.Array = 1.0,  # [] or [B] or [B, T]
     kept: jax.Array | None = None,  # [B, T, K] token ids that were not cut by top-k or top-p, padded with -1
-    chunk: int = 4096,  # tokens whose logits exist at the same time, but one of each sequence at least
+    chunk: int = 4096,  # tokens whose logits exist at the same time; at least one of each sequence
 ) -> tuple[jax.Array, jax.Array]:
     """(logp, entropy), both float32 [B, T], of the tempered distribution renormalised over the kept set.
 
@@ -34,8 +34,8 @@ def token_logprobs(
     chex.assert_rank([hidden, head, targets], [3, 2, 2])
     chex.assert_equal_shape_prefix([hidden, targets], 2)
     if not targets.size:
-        nothing = jnp.zeros(targets.shape, jnp.float32)
-        return nothing, nothing
+        empty = jnp.zeros(targets.shape, jnp.float32)
+        return empty, empty
     batch, length = targets.shape
     temperature = jnp.asarray(temperature, jnp.float32)
     temperature = temperature[:, None] if temperature.ndim == 1 else temperature
@@ -99,13 +99,13 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
 
     chunks = (hidden, targets, temperature, kept, entropy, log_z, *cotangents)
     head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
-    nothing = lambda x: None if x is None else np.zeros(x.shape, jax.dtypes.float0)
+    no_gradient = lambda x: None if x is None else np.zeros(x.shape, jax.dtypes.float0)
     return (
         hidden_grad,
         head_grad.astype(head.dtype),
-        nothing(targets),
+        no_gradient(targets),
         jnp.zeros_like(temperature),
-        nothing(kept),
+        no_gradient(kept),
     )
 
 
@@ -122,7 +122,7 @@ def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Arr
     vocab = z.shape[-1]
     inside = jnp.zeros((flat.shape[0], vocab), bool)
     inside = inside.at[rows, distinct(jnp.where(flat < 0, vocab, flat), vocab)].set(True, **UNIQUE)
-    # Padding keeps no token; it is given all of them, to avoid an empty softmax.
+    # The kept set of padding is empty; all tokens are allowed there, to avoid an empty softmax.
     inside = inside | (flat < 0).all(axis=-1, keepdims=True)
     return jnp.where(inside.reshape(z.shape), z, -jnp.inf)
 

@@ -77,7 +77,7 @@ def is_attribute(field: str) -> bool:
 
 
 def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
-    """Int[B]: rows with equal ids are one group, numbered in order of appearance; `columns` by the fields of the key."""
+    """Int[B]: rows with equal ids are one group, numbered in order of appearance; `columns` by key field."""
     return dense(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
 
 
