@@ -1,9 +1,9 @@
-"""Policy losses of the GRPO family as sums over tokens, with their denominators kept apart.
+"""Policy losses of the GRPO family: sums over tokens, and their denominators as separate numbers.
 
     loss = sum_t w_t l_t / D,    l_t = max(-A rho, -A clip(rho, 1 - low, 1 + high)),    rho = exp(logp - old)
 
 The aggregation chooses w and D. Numerators and denominators of micro-batches add up, so the loss does not depend on
-how a batch is split: `jax.tree.map(jnp.add, loss, other)`. A masked token may hold anything, even NaN, without effect.
+how a batch is split: `jax.tree.map(jnp.add, loss, other)`. Values at masked tokens have no effect, not even NaN.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import precision
 from marl_jax.own import OwnError, called, is_own, own_function
 
-Kind = str  # one of KINDS or OBJECTIVES, or a user's token loss as "module:function"
+Kind = str  # one of KINDS or OBJECTIVES, or a user's own token loss as "module:function"
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
 KL = Literal["k1", "k2", "k3"]
 
 KINDS = ("ppo", "gspo", "cispo", "pg")
-OBJECTIVES = ("sft", "dpo", "kto", "sppo")  # of whole sequences, see `objectives`
+OBJECTIVES = ("sft", "dpo", "kto", "sppo")  # losses of whole sequences, see `objectives`
 AGGREGATIONS = get_args(Aggregation)
-LOG_RATIO_LIMIT = 20.0
-LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate or a mean, so that it stays finite
+LOG_RATIO_LIMIT = 20.0  # log-ratios are clipped to this before `exp`
+LARGEST_GAP = 1e4  # differences of log-probs are clipped to this, so that KL estimates and means stay finite
 
 
 def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any]:
@@ -41,7 +41,7 @@ def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any
 
 @flax.struct.dataclass
 class Mean:
-    """A mean that adds up over micro-batches: numerator and denominator, and 0 where nothing was counted."""
+    """A mean that adds up over micro-batches, as numerator and denominator; its value is 0 if nothing was counted."""
 
     numerator: jax.Array  # []
     denominator: jax.Array  # []
@@ -52,11 +52,11 @@ class Mean:
         return self.numerator / jnp.where(self.denominator == 0, 1.0, self.denominator)
 
     def __add__(self, other: Any) -> "Mean":
-        if not isinstance(other, Mean):  # a number has a numerator, too
+        if not isinstance(other, Mean):  # an int has a numerator and a denominator, too
             return NotImplemented
         return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
 
-    # Read, compared or printed, a mean is its value; to compute with it, take `value`.
+    # A mean is converted, compared and printed as its value; for arithmetic, use `value`.
     def __float__(self) -> float:
         return float(self.value)
 
@@ -77,13 +77,13 @@ class Mean:
     __gt__, __ge__ = _of_value(operator.gt), _of_value(operator.ge)
 
     def item(self) -> float:
-        """The mean as a number of Python."""
+        """The mean as a Python float."""
         return float(self)
 
 
 @flax.struct.dataclass
 class Loss:
-    """A loss to be summed over micro-batches and divided once; the denominator carries no gradient."""
+    """A loss that is summed over micro-batches and then divided once; the denominator carries no gradient."""
 
     numerator: jax.Array  # []
     denominator: jax.Array  # []
@@ -97,17 +97,17 @@ class Loss:
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Which loss: the static arguments of `policy_loss`, checked before anything is compiled."""
+    """The static arguments of `policy_loss`, checked before anything is compiled."""
 
     kind: Kind = "ppo"  # one of KINDS or OBJECTIVES, or "module:function"
     aggregation: Aggregation = "sequence_mean_token_mean"  # how tokens become one number
-    clip_low: float = 0.2  # the ratio is clipped at 1 - this
-    clip_high: float = 0.28  # and at 1 + this
-    dual_clip: float | None = None  # bound of the loss for negative advantages, as a ratio
-    is_cap: float | None = 2.0  # of the weights for sampler/trainer mismatch; None leaves them out
-    # A sequence whose mean ratio of trainer to sampler lies outside of these two teaches nothing; None: all teach.
+    clip_low: float = 0.2  # lower bound of the ratio is 1 - this
+    clip_high: float = 0.28  # upper bound of the ratio is 1 + this
+    dual_clip: float | None = None  # ratio that bounds the loss for negative advantages
+    is_cap: float | None = 2.0  # cap of the importance weights for sampler/trainer mismatch; None: no weights
+    # Sequences whose mean trainer/sampler ratio is outside of this range get no policy loss; None: no such mask.
     mask_ratio: tuple[float, float] | None = None
-    max_length: int | None = None  # the constant of sequence_mean_token_sum_norm
+    max_length: int | None = None  # divisor of sequence_mean_token_sum_norm
     kl: KL = "k3"  # estimator of the KL to the reference
     entropy_coef: float = 0.0  # weight of the entropy bonus
 
@@ -117,7 +117,7 @@ class LossConfig:
 
     @property
     def heeds_sampler(self) -> bool:
-        """Whether it corrects for differences between sampler and trainer."""
+        """Whether the loss corrects for differences between sampler and trainer."""
         return self.is_cap is not None or self.mask_ratio is not None
 
 
@@ -127,8 +127,8 @@ def policy_loss(
     advantages: jax.Array,  # [B] or [B, T]
     mask: jax.Array,  # [B, T], true where a token was sampled
     *,
-    clip_low: float | jax.Array = 0.2,  # [] or [B] or [B, T], like the next
-    clip_high: float | jax.Array = 0.28,
+    clip_low: float | jax.Array = 0.2,  # [] or [B] or [B, T]
+    clip_high: float | jax.Array = 0.28,  # [] or [B] or [B, T]
     dual_clip: float | None = None,
     aggregation: Aggregation = "sequence_mean_token_mean",
     sampler_logp: jax.Array | None = None,  # [B, T]
@@ -146,31 +146,29 @@ def policy_loss(
     """The loss of one (micro-)batch, to be minimised; gradients flow through `logp` and `entropy` only.
 
     With `sampler_logp`, each token is weighted by min(exp(old_logp - sampler_logp), is_cap): truncated importance
-    sampling for a sampler whose log-probs differ from the trainer's. A sequence has no policy loss, and still counts in
-    the denominator, where exp(mean(old_logp - sampler_logp)) lies outside of `mask_ratio`. Bounds that are traced
-    cannot be checked here and are assumed to be valid.
+    sampling for a sampler whose log-probs differ from the trainer's. Where a sequence's exp(mean(old_logp -
+    sampler_logp)) is outside of `mask_ratio`, its policy loss is 0, but it still counts in the denominator. Bounds that
+    are traced cannot be checked here and are assumed to be valid.
     """
     require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
     logp, old_logp, mask = map(jnp.asarray, (logp, old_logp, mask))
     chex.assert_rank([logp, old_logp, mask], 2)
-    by_token = [x for x in (sampler_logp, ref_logp, entropy) if x is not None]
-    chex.assert_equal_shape([logp, old_logp, mask, *map(jnp.asarray, by_token)])
+    optional = [x for x in (sampler_logp, ref_logp, entropy) if x is not None]
+    chex.assert_equal_shape([logp, old_logp, mask, *map(jnp.asarray, optional)])
     if sequences is not None and not any(isinstance(x, jax.core.Tracer) for x in (sequences, mask)):
-        inside = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size) | (np.asarray(mask) == 0)
-        require(
-            inside.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token"
-        )
+        valid = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size) | (np.asarray(mask) == 0)
+        require(valid.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token")
     mask = mask.astype(bool)
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else jnp.asarray(x)[:, None], mask.shape)
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
-    number = lambda x: x is None or isinstance(x, int | float)  # of no dtype
-    settings: Any = clip_low, clip_high, dual_clip, is_cap, entropy_coef
-    clip_low, clip_high, dual_clip, is_cap, entropy_coef = (x if number(x) else fixed(x) for x in settings)
-    bound = lambda x: x if number(x) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
-    clip_low, clip_high = bound(clip_low), bound(clip_high)
+    is_number = lambda x: x is None or isinstance(x, int | float)  # a Python number has no dtype
+    numbers: Any = clip_low, clip_high, dual_clip, is_cap, entropy_coef
+    clip_low, clip_high, dual_clip, is_cap, entropy_coef = (x if is_number(x) else fixed(x) for x in numbers)
+    clip_bound = lambda x: x if is_number(x) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
+    clip_low, clip_high = clip_bound(clip_low), clip_bound(clip_high)
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
     weights, denominator = weights.astype(logp.dtype), denominator.astype(logp.dtype)
@@ -181,7 +179,7 @@ def policy_loss(
         # Every token has its sequence's mean log-ratio as value and its own log-prob as gradient.
         log_ratio = fixed(bounded(_sequence_mean(logp - old_logp, mask, sequences))) + logp - fixed(logp)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
-    if is_own(kind):  # whose loss may be infinite at masked positions
+    if is_own(kind):  # a user's loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
     else:
         loss = _token_loss(kind, logp, ratio, advantages, *bounds)
@@ -207,7 +205,7 @@ def policy_loss(
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
     if ref_logp is not None:
         divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
-        loss = loss + (kl_coef if number(kl_coef) else clean(fixed(kl_coef))) * divergence
+        loss = loss + (kl_coef if is_number(kl_coef) else clean(fixed(kl_coef))) * divergence
         metrics["kl"] = _mean(divergence, mask)
     else:
         require(
@@ -224,7 +222,7 @@ def policy_loss(
 
 
 def at_least_float32(x: jax.Array | float) -> jax.Array:
-    """The values in float32, or in a wider type if they have one."""
+    """The values in float32, or in their own type if it is wider."""
     x = x if hasattr(x, "dtype") else jnp.asarray(x)
     return jnp.asarray(x, precision(x.dtype))
 
@@ -254,8 +252,8 @@ def aggregation_weights(
     max_length: int | None = None,
     sequences: jax.Array | None = None,  # [B, T]
 ) -> tuple[jax.Array, jax.Array]:
-    """Weight of each token [B, T] and the denominator []. A sequence without a valid token is not counted."""
-    valid = jnp.asarray(mask, float)  # in 64 bits where JAX has them
+    """(weight of each token [B, T], denominator []); sequences without a valid token are not counted."""
+    valid = jnp.asarray(mask, float)  # in 64 bits if JAX has them enabled
     if aggregation == "token_mean":
         return valid, jnp.sum(valid)
     length = _over_sequence(valid, sequences)
@@ -276,29 +274,29 @@ def check_loss(
     is_cap: float | None,
     max_length: int | None,
     mask_ratio: tuple[float, float] | None = None,
-    **_: Any,  # others fit whatever these are
+    **_: Any,  # the other settings of `LossConfig` need no check here
 ) -> None:
-    """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
-    known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
+    """Refuse settings that make no sense together; traced bounds cannot be checked and are assumed to be valid."""
+    unknown = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
     require(
-        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{known}; of whole sequences there are {OBJECTIVES}"
+        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{unknown}; of whole sequences there are {OBJECTIVES}"
     )
     if is_own(kind):
         own_function(kind, "loss")
     require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
-    fits = lambda value, holds: isinstance(value, jax.core.Tracer) or np.all(holds(value))
+    holds = lambda value, predicate: isinstance(value, jax.core.Tracer) or np.all(predicate(value))
     require(
-        all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
+        all(holds(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
     )
     require(
-        is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
+        is_cap is None or holds(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
     )
     require(
         mask_ratio is None
         or (
-            fits(mask_ratio[0], lambda value: (value > 0) & (value < 1))
-            and fits(mask_ratio[1], lambda value: value > 1)
+            holds(mask_ratio[0], lambda value: (value > 0) & (value < 1))
+            and holds(mask_ratio[1], lambda value: value > 1)
         ),
         f"mask_ratio {mask_ratio} must be a number of 0..1 and one above 1, such as 0.5,2, or none",
     )
@@ -310,7 +308,7 @@ def check_loss(
     if dual_clip is not None:
         require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; set it to none")
         require(
-            fits(dual_clip, lambda value: value > 1),
+            holds(dual_clip, lambda value: value > 1),
             f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy",
         )
     if aggregation == "sequence_mean_token_sum_norm":
@@ -323,7 +321,7 @@ def check_loss(
             max_length is None, f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out"
         )
     require(
-        max_length is None or fits(max_length, lambda value: value >= 1),
+        max_length is None or holds(max_length, lambda value: value >= 1),
         f"max_length {max_length} must be at least 1",
     )
 
@@ -331,7 +329,7 @@ def check_loss(
 def clip_flags(
     kind: str, ratio: Any, advantages: Any, clip_low: Any, clip_high: Any, dual_clip: float | None
 ) -> dict[str, Any]:
-    """Where a bound acts, for arrays of numpy and JAX: {"clip_fraction_low": bools, ...}."""
+    """Where each bound acts, {"clip_fraction_low": bools, ...}; for numpy and JAX arrays."""
     low, high = ratio < 1 - clip_low, ratio > 1 + clip_high
     if kind == "pg" or is_own(kind):
         return {}
@@ -369,8 +367,8 @@ def _token_loss(
 def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
     """The loss of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
     loss = called(own_function(kind, "loss"), f"loss '{kind}'", logp, ratio, advantages)
-    real = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
-    if getattr(loss, "shape", None) != logp.shape or not real:
+    is_float = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
+    if getattr(loss, "shape", None) != logp.shape or not is_float:
         raise OwnError(
             f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
         )
@@ -378,13 +376,13 @@ def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Arra
 
 
 def _sequence_mean(x: jax.Array, mask: jax.Array, sequences: jax.Array | None) -> jax.Array:
-    """Mean gap over the valid tokens of each sequence, at all of its tokens; x is 0 at others. [B, T]"""
+    """[B, T]: the mean of x over the valid tokens of each sequence, at all of its tokens; x is 0 at other tokens."""
     length = jnp.maximum(_over_sequence(mask.astype(x.dtype), sequences), 1.0)
     return _over_sequence(jnp.clip(x, -LARGEST_GAP, LARGEST_GAP), sequences) / length
 
 
 def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:
-    """Sum over each sequence, at all of its tokens. [B, T]"""
+    """[B, T]: the sum over each sequence, at all of its tokens."""
     if sequences is None:
         return jnp.broadcast_to(jnp.sum(x, axis=1, keepdims=True), x.shape)
     sequences = jnp.asarray(sequences)

@@ -1,7 +1,7 @@
 """The learner's interface to a model: hidden states of a micro-batch, and the output head.
 
-Any hashable object with these two methods can be trained; `Qwen3` is the only one so far. Trained parameters are kept
-in float32 and cast to the model's dtype for computation.
+Any hashable object with these two methods can be trained; `Qwen3` is the only one so far. Trained parameters are
+float32; they are cast to the model's dtype for computation.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from marl_jax.models.weight_table import Tree
 
 
 class Network(Protocol):
-    """What the update needs of a model: hidden states of a micro-batch, and the matrix that makes logits of them."""
+    """The methods that the update needs: hidden states of a micro-batch, and the matrix from them to logits."""
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """[G, S, H]"""
@@ -31,16 +31,16 @@ class Qwen3:
 
     config: ModelConfig  # the model's shape
     lora_scale: float | None = None  # alpha / rank; None trains all weights
-    remat: str = "none"  # recomputed in the backward pass: none, layer or dots
-    attention: str | None = None  # an implementation of `models.attention`; None: the fastest of the platform
+    remat: str = "none"  # none, layer or dots, see `models.qwen3.hidden_states`
+    attention: str | None = None  # an implementation of `models.attention`; None: the fastest on the platform
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """Hidden states [G, S, H] of a micro-batch."""
-        alone = self.lora_scale is None
-        # The gradient of a looked-up row is a sum over its tokens, which takes the precision of the table.
-        table = {"embed": trained["embed"]} if alone else {}
-        trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | table
-        params, adapter = (trained, None) if alone else (frozen, trained)
+        full = self.lora_scale is None
+        # The gradient of an embedding row is summed over its tokens in the dtype of the table, so that stays float32.
+        embedding = {"embed": trained["embed"]} if full else {}
+        trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | embedding
+        params, adapter = (trained, None) if full else (frozen, trained)
         return prefix.hidden_states(
             params,
             self.config,

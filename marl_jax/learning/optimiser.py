@@ -1,7 +1,7 @@
 """The optimiser of one policy: optax with float32 states, one global-norm clip, and a schedule.
 
 The learning rate is applied outside optax's chain, so that the schedule's clock is explicit: the steps of each policy,
-or, as in the study, one clock shared by all policies and advanced by each.
+or, as in the study, one clock that all policies share and each advances.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ class ScheduleConfig:
     """Linear warm-up, then `kind` down to `final_ratio` at `total_steps`."""
 
     learning_rate: NotNegative = 1e-4  # at the top of the schedule
-    kind: Literal["constant", "cosine", "linear"] = "constant"  # its form behind the warm-up
+    kind: Literal["constant", "cosine", "linear"] = "constant"  # form of the schedule after the warm-up
     warmup_steps: Whole = 0  # length of the linear warm-up from near 0
-    total_steps: Count = 1000  # where the schedule ends
+    total_steps: Count = 1000  # the step at which the schedule ends
     final_ratio: NotNegative = 0.0  # final learning rate, as a share of `learning_rate`
     # `own`: each policy counts its own steps; `shared`: one count for all.
     clock: Literal["own", "shared"] = "own"
-    clamped: bool = True  # False: a cosine rises again after its end
+    clamped: bool = True  # False: a cosine rises again after `total_steps`
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -42,7 +42,7 @@ class ScheduleConfig:
 
     @classmethod
     def study(cls, total_steps: int = 500, learning_rate: float = 2e-5) -> "ScheduleConfig":
-        """The study's schedule: one cosine for all policies, stepped once per adapter, that rises again at its end."""
+        """The study's schedule: one cosine for all policies, advanced by each adapter, that rises again at its end."""
         return cls(learning_rate, "cosine", 15, total_steps, clock="shared", clamped=False)
 
     def __call__(self, step: int) -> float:
@@ -52,20 +52,22 @@ class ScheduleConfig:
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         if self.clamped:
             progress = min(progress, 1.0)
-        left = {
+        shape = {
             "constant": 1.0,
             "linear": max(1 - progress, 0.0),
             "cosine": (1 + math.cos(math.pi * progress)) / 2,
         }[self.kind]
-        return self.learning_rate * (self.final_ratio + (1 - self.final_ratio) * left)
+        return self.learning_rate * (self.final_ratio + (1 - self.final_ratio) * shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """adamw, sgd (with momentum b1), or adafactor: no first moment, second ones factored where both sides have 128."""
+    """adamw, sgd, or adafactor, which has no first moment and factors the second if both axes have 128 entries."""
 
-    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has the momentum b1
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)  # of the learning rate
+    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has momentum b1
+    schedule: ScheduleConfig = dataclasses.field(
+        default_factory=ScheduleConfig
+    )  # schedule of the learning rate
     b1: Decay = 0.9  # decay of the first moment
     b2: Decay = 0.999  # decay of the second moment
     eps: Positive = 1e-8  # AdamW's epsilon
@@ -77,13 +79,13 @@ class OptimiserConfig:
 
 
 def transformation(config: OptimiserConfig) -> optax.GradientTransformation:
-    """Gradient -> step of learning rate 1, in the direction of descent."""
+    """The transformation from a gradient to a descent step at learning rate 1."""
     scale = {
         "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=jnp.float32),
         "sgd": lambda: optax.trace(config.b1) if config.b1 else optax.identity(),
         "adafactor": optax.scale_by_factored_rms,
     }[config.kind]()
-    # Masked even without decay, so that the state has one form: a phase may change the decay.
+    # Masked even without decay, so that the state always has the same structure: a phase may change the decay.
     decay = optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity()
     return optax.chain(scale, optax.masked(decay, decay_mask), optax.scale(-1.0))
 
@@ -95,5 +97,5 @@ def decay_mask(tree: Tree) -> Tree:
 
 
 def clip_factor(norm: jax.Array, limit: float | None) -> jax.Array:
-    """The factor that reduces a gradient of this norm to the limit."""
+    """The factor that scales a gradient of norm `norm` down to the limit."""
     return jnp.ones((), jnp.float32) if limit is None else jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
