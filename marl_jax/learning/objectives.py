@@ -2,10 +2,10 @@
 
     s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
 
-For any L, its gradient is that of a policy gradient whose advantages are -dL/ds_i, divided by what a token of row i
-counts in the mean (`token_share`). So an objective is two numbers
-per row, computed here in float64 from one more pass of log-probs, and the update stays the same: exact under any
-packing, with the roles' parts, their Gram matrix and all interventions. SFT needs no pass: its advantages are weights.
+For any L, this gradient is that of a policy gradient with the advantages -dL/ds_i, divided by the weight of a token of
+row i in the mean (`token_share`). So an objective is two numbers per row, computed here in float64 from one more pass
+of log-probs, and the update stays the same: exact under any packing, with the roles' parts, their Gram matrix and all
+interventions. SFT needs no pass: its advantages are weights.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ class PreferenceConfig:
     """Which calls an objective learns from, and how; each field names the kinds of `loss.kind` that use it."""
 
     by: Literal["reward", "grade", "outcome", "advantage"] = "reward"  # the column that values are read from
-    above: float | None = None  # sft: calls of a larger value; kto: these are desirable
-    best: Whole = 0  # sft: only so many of the best calls of each group; 0: all
-    beta: Positive = 0.1  # dpo, kto, sppo: how much a log-ratio to the reference counts
-    pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: among the calls of a role with the same prompt
+    above: float | None = None  # sft: only calls with a larger value are used; kto: these are desirable
+    best: Whole = 0  # sft: the number of best calls of each group that are used; 0: all
+    beta: Positive = 0.1  # dpo, kto, sppo: weight of a log-ratio to the reference
+    pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: pairs among a role's calls with the same prompt
     gap: NotNegative = 0.0  # dpo: the values of a pair differ by more than this
-    wins: Literal["counted", "given"] = "counted"  # sppo: given: the values are the shares of wins themselves
+    wins: Literal["counted", "given"] = "counted"  # sppo: "given": the values are shares of wins themselves
     desirable: NotNegative = 1.0  # kto: weight of desirable calls
-    undesirable: NotNegative = 1.0  # kto: weight of the others
+    undesirable: NotNegative = 1.0  # kto: weight of undesirable calls
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -61,28 +61,28 @@ def dpo(scores: np.ndarray, pairs: np.ndarray, beta: float, weight: np.ndarray |
     """
     scores = np.asarray(scores, np.float64)
     better, worse = pairs[:, 0], pairs[:, 1]
-    of_pair = np.ones(len(pairs)) if weight is None else weight[better] * weight[worse]
+    pair_weight = np.ones(len(pairs)) if weight is None else weight[better] * weight[worse]
     margin = beta * (scores[better] - scores[worse])
-    pull = -beta * of_pair * sigmoid(-margin) / len(pairs)
+    pull = -beta * pair_weight * sigmoid(-margin) / len(pairs)
     slope = np.zeros(len(scores))
     np.add.at(slope, better, pull)
     np.add.at(slope, worse, -pull)
-    loss = float(np.sum(of_pair * np.logaddexp(0, -margin))) / len(pairs)
+    loss = float(np.sum(pair_weight * np.logaddexp(0, -margin))) / len(pairs)
     return Value(loss, slope, {"margin": float(margin.mean()), "preferred": float(np.mean(margin > 0))})
 
 
 def kto(
     scores: np.ndarray, desirable: np.ndarray, divergence: float, beta: float, weight: np.ndarray
 ) -> Value:
-    """mean of w_i (1 - sigmoid(+-beta (s_i - z))), - where a row is not desirable, arXiv 2402.01306 (8).
+    """mean of w_i (1 - sigmoid(+-beta (s_i - z))), with - for undesirable rows, arXiv 2402.01306 (8).
 
     `divergence` is z, an estimate of KL(policy || reference) that carries no gradient.
     """
     scores = np.asarray(scores, np.float64)
     sign = np.where(desirable, 1.0, -1.0)
-    worth = sigmoid(sign * beta * (scores - divergence))
-    slope = -sign * beta * weight * worth * (1 - worth) / len(scores)
-    loss = float(np.mean(weight * (1 - worth)))
+    value = sigmoid(sign * beta * (scores - divergence))
+    slope = -sign * beta * weight * value * (1 - value) / len(scores)
+    loss = float(np.mean(weight * (1 - value)))
     return Value(loss, slope, {"desirable_share": float(np.mean(desirable)), "divergence": float(divergence)})
 
 
@@ -90,9 +90,9 @@ def sppo(scores: np.ndarray, wins: np.ndarray, beta: float, weight: np.ndarray |
     """mean of (s_i - (P_i - 1/2) / beta)^2, where P_i is how often row i wins, arXiv 2405.00675 (4)."""
     scores = np.asarray(scores, np.float64)
     weight = np.ones(len(scores)) if weight is None else weight
-    off = scores - (wins - 0.5) / beta
-    loss = float(np.mean(weight * off**2))
-    return Value(loss, 2 * weight * off / len(scores), {"off_target": float(np.mean(np.abs(off)))})
+    error = scores - (wins - 0.5) / beta
+    loss = float(np.mean(weight * error**2))
+    return Value(loss, 2 * weight * error / len(scores), {"off_target": float(np.mean(np.abs(error)))})
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -103,31 +103,31 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- rows and pairs to learn from
 
 
-def contrasts(values: np.ndarray, groups: np.ndarray, how: str, gap: float) -> tuple[np.ndarray, int]:
-    """(Int[P, 2] pairs of rows of a group, the better first, that differ by more than `gap`; number of groups without).
+def contrasts(values: np.ndarray, groups: np.ndarray, pairing: str, gap: float) -> tuple[np.ndarray, int]:
+    """(Int[P, 2] pairs of a group's rows, better one first, that differ by more than `gap`; number of groups without).
 
-    "best_worst" is one pair a group, the first of equals; "all" is every pair.
+    "best_worst" is one pair per group, the first of equal rows; "all" is every pair.
     """
     pairs: list[tuple[int, int]] = []
     without = 0
     for group in np.unique(groups):
         rows = np.flatnonzero((groups == group) & ~np.isnan(values))
         rows = rows[np.argsort(-values[rows], kind="stable")]
-        if how == "best_worst":
-            last = rows[values[rows] == values[rows[-1]]][:1] if len(rows) else rows
-            candidates = [(int(rows[0]), int(last[0]))] if len(rows) else []
+        if pairing == "best_worst":
+            worst = rows[values[rows] == values[rows[-1]]][:1] if len(rows) else rows
+            candidates = [(int(rows[0]), int(worst[0]))] if len(rows) else []
         else:
             candidates = [(int(a), int(b)) for i, a in enumerate(rows) for b in rows[i + 1 :]]
-        apart = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
-        pairs += apart
-        without += not apart
+        wide_pairs = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
+        pairs += wide_pairs
+        without += not wide_pairs
     return np.array(pairs, np.int64).reshape(-1, 2), without
 
 
 def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Float[n]: the share of the others of its group that a row beats, a tie counted half; 1/2 where it is alone.
+    """Float[n]: the share of the other rows of its group that a row beats; a tie counts half, a row alone gets 1/2.
 
-    Rows whose value is NaN have 1/2, and do not count among the others.
+    Rows whose value is NaN get 1/2, and do not count for other rows.
     """
     share = np.full(len(values), 0.5)
     for group in np.unique(groups):
@@ -140,7 +140,7 @@ def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """Bool[n]: the `count` largest values of each group, the first of equals."""
+    """Bool[n]: the `count` largest values of each group, the first of equal values."""
     chosen = np.zeros(len(values), bool)
     for group in np.unique(groups):
         rows = np.flatnonzero(groups == group)
@@ -149,45 +149,45 @@ def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.nda
 
 
 def same_prompt(rows: Table) -> np.ndarray:
-    """Int[n]: equal for the calls of one role with one prompt, since only these may be a pair."""
+    """Int[n]: equal for calls of one role with the same prompt; only these may be a pair."""
     return dense((role, rows.prompt[i].tobytes()) for i, role in enumerate(rows.role.tolist()))
 
 
 def mismatched(rows: Table) -> Table:
-    """Each row's tokens behind another prompt of its role: the mismatched pairs that KTO measures its divergence on.
+    """Each row with another prompt of its role: the mismatched pairs on which KTO estimates its divergence.
 
-    A row of a role with a single prompt keeps it, see `moved`.
+    If a role has a single prompt, its rows keep it, see `has_other_prompt`.
     """
     prompts = same_prompt(rows)
-    first = np.unique(prompts, return_index=True)[1]
-    other = np.empty(len(rows), np.int64)
+    first_rows = np.unique(prompts, return_index=True)[1]
+    new_prompt = np.empty(len(rows), np.int64)
     for role in np.unique(rows.role):
-        known = [k for k in range(len(first)) if rows.role[first[k]] == role]
-        for k, following in zip(known, known[1:] + known[:1]):
-            other[prompts == k] = first[following]
-    return rows.replace(prompt=rows.prompt.take(other), kept=None)
+        of_role = [k for k in range(len(first_rows)) if rows.role[first_rows[k]] == role]
+        for k, following in zip(of_role, of_role[1:] + of_role[:1]):
+            new_prompt[prompts == k] = first_rows[following]
+    return rows.replace(prompt=rows.prompt.take(new_prompt), kept=None)
 
 
-def moved(rows: Table, other: Table) -> np.ndarray:
-    """Bool[n]: the rows for which `mismatched` has another prompt."""
+def has_other_prompt(rows: Table, other: Table) -> np.ndarray:
+    """Bool[n]: the rows whose prompt in `other`, from `mismatched`, is another one."""
     return np.array([not np.array_equal(rows.prompt[i], other.prompt[i]) for i in range(len(rows))], bool)
 
 
-# ---------------------------------------------------------------- as used by the learner
+# ---------------------------------------------------------------- for the learner
 
 
 @dataclasses.dataclass(frozen=True)
 class Aim:
-    """What an objective learns from the rows of one policy, independent of log-probs."""
+    """What an objective learns from the rows of one policy, before any log-probs are known."""
 
     kind: str  # one of OBJECTIVES
-    beta: float  # how much a log-ratio to the reference counts
+    beta: float  # weight of a log-ratio to the reference
     rows: np.ndarray  # Int[n], indices of the rows that it learns from
     weight: np.ndarray  # Float[n]
-    said: dict[str, float]  # counts for the report
+    counts: dict[str, float]  # for the report
     target: np.ndarray | None = None  # kto: Bool[n] desirable; sppo: Float[n] share of wins
     pairs: np.ndarray | None = None  # dpo: Int[P, 2] into the n rows
-    together: np.ndarray | None = None  # dpo: Int[n], rows that must be in one mini-batch
+    together: np.ndarray | None = None  # dpo: Int[n], rows with equal numbers must be in one mini-batch
     missing: str = ""  # why it has nothing to learn, and how to change that
 
     def value(self, members: np.ndarray, scores: np.ndarray, divergence: float) -> Value:
@@ -195,22 +195,22 @@ class Aim:
         weight = self.weight[members]
         if self.kind == "dpo":
             assert self.pairs is not None
-            place = np.full(len(self.rows), -1)
-            place[members] = np.arange(len(members))
-            inside = place[self.pairs]
-            return dpo(scores, inside[(inside >= 0).all(1)], self.beta, weight)
+            index_of = np.full(len(self.rows), -1)
+            index_of[members] = np.arange(len(members))
+            pairs = index_of[self.pairs]
+            return dpo(scores, pairs[(pairs >= 0).all(1)], self.beta, weight)
         assert self.target is not None
         if self.kind == "kto":
             return kto(scores, self.target[members], divergence, self.beta, weight)
         return sppo(scores, self.target[members], self.beta, weight)
 
 
-def aim(kind: str, rows: Table, config: PreferenceConfig, mine: np.ndarray | None = None) -> Aim:
-    """What the objective learns from the rows `mine`, by default all; unusable ones are counted and left out.
+def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | None = None) -> Aim:
+    """What the objective learns from the rows `subset` (default: all); unusable rows are counted and left out.
 
-    They are ranked in their groups among all rows, as a group may hold calls of several policies.
+    Rows are ranked among all rows of their group, because a group may contain calls of several policies.
     """
-    mine = np.arange(len(rows)) if mine is None else mine
+    subset = np.arange(len(rows)) if subset is None else subset
     column = getattr(rows, config.by)
     if column is None:
         raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
@@ -218,25 +218,25 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, mine: np.ndarray | Non
     weight = np.ones(len(rows)) if rows.weight is None else np.asarray(rows.weight, np.float64)
     groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     if kind == "dpo":
-        prompts, weight = same_prompt(rows.take(mine)), weight[mine]
-        pairs, without = contrasts(values[mine], prompts, config.pairs, config.gap)
-        used, places = np.unique(pairs, return_inverse=True)
+        prompts, weight = same_prompt(rows.take(subset)), weight[subset]
+        pairs, without = contrasts(values[subset], prompts, config.pairs, config.gap)
+        used, positions = np.unique(pairs, return_inverse=True)
         counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
         why = (
             f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
             "raise rollout.samples, or lower learner.preference.gap"
         )
         return Aim(
-            kind, config.beta, used, weight[used], counts, None, places.reshape(-1, 2), prompts[used], why
+            kind, config.beta, used, weight[used], counts, None, positions.reshape(-1, 2), prompts[used], why
         )
     chosen = (weight > 0) & ~np.isnan(values)
-    usable, beaten = bool(chosen[mine].any()), False
+    usable, passed_above = bool(chosen[subset].any()), False
     target: np.ndarray | None = None
     if kind == "sft":
         if config.above is not None:
             chosen &= values > config.above
         if config.best:
-            beaten = bool(chosen[mine].any())
+            passed_above = bool(chosen[subset].any())
             ranked = np.where(chosen, values, -np.inf)
             chosen &= best_of_groups(ranked, groups(), config.best)
     elif kind == "kto":
@@ -245,43 +245,43 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, mine: np.ndarray | Non
         weight = weight * np.where(target, config.desirable, config.undesirable)
     elif config.wins == "given":
         target = values
-        if (none := values[chosen & ((values < 0) | (values > 1))]).size:
+        if (invalid := values[chosen & ((values < 0) | (values > 1))]).size:
             raise OwnError(
-                f"preference.wins is 'given', and a {config.by} is {none[0]:g}, which is no share of wins: "
+                f"preference.wins is 'given', and a {config.by} is {invalid[0]:g}, which is no share of wins: "
                 "give shares from 0 to 1, or set it to counted"
             )
     else:
         target = win_share(np.where(chosen, values, np.nan), groups())
-    used = np.flatnonzero(chosen[mine])
-    counts = {"chosen": float(len(used)), "left_out": float(len(mine) - len(used))}
-    why = (
-        f"none of its {len(mine)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
-    )
-    if beaten:  # the filters of sft left none
-        why = f"each of its {len(mine)} calls is behind the best of its group: raise learner.preference.best"
+    used = np.flatnonzero(chosen[subset])
+    counts = {"chosen": float(len(used)), "left_out": float(len(subset) - len(used))}
+    why = f"none of its {len(subset)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
+    if passed_above:  # so `best` left none
+        why = (
+            f"each of its {len(subset)} calls is behind the best of its group: raise learner.preference.best"
+        )
     elif usable:
         why = (
-            f"none of its {len(mine)} calls has a {config.by} above {config.above}: "
+            f"none of its {len(subset)} calls has a {config.by} above {config.above}: "
             "lower learner.preference.above"
         )
-    target = None if target is None else target[mine[used]]
-    return Aim(kind, config.beta, used, weight[mine[used]], counts, target, missing=why)
+    target = None if target is None else target[subset[used]]
+    return Aim(kind, config.beta, used, weight[subset[used]], counts, target, missing=why)
 
 
 def means(values: Sequence[Value]) -> dict[str, float]:
-    """Loss and metrics over the mini-batches; nothing where there are none."""
+    """Mean loss and metrics over the mini-batches; empty if there are none."""
     names = values[0].metrics if values else ()
     report = {name: float(np.mean([value.metrics[name] for value in values])) for name in names}
     return report | ({"loss": float(np.mean([value.loss for value in values]))} if values else {})
 
 
 def surrogate(loss: LossConfig) -> LossConfig:
-    """The policy gradient that has the objective's gradient, once the advantages are its slopes over `token_share`."""
+    """The policy gradient loss with the objective's gradient, if the advantages are its slopes over `token_share`."""
     return dataclasses.replace(loss, kind="pg") if loss.kind in OBJECTIVES else loss
 
 
 def token_share(loss: LossConfig, lengths: np.ndarray) -> np.ndarray:  # int[n] -> Float64[n]
-    """What a token counts in the loss over sequences of these lengths."""
+    """The weight of a token of each sequence in the loss over sequences of these lengths."""
     sequences, tokens = len(lengths), lengths.sum()
     match loss.aggregation:
         case "token_mean":
@@ -292,11 +292,11 @@ def token_share(loss: LossConfig, lengths: np.ndarray) -> np.ndarray:  # int[n] 
 
 
 def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:
-    """Float64[n]: s_i, over the tokens that count."""
+    """Float64[n]: s_i, summed over the tokens that count."""
     counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in range(len(rows))]
     return np.array(
         [
-            math.fsum((np.asarray(a, np.float64) - b)[kept].tolist())
-            for a, b, kept in zip(logp, ref, counted, strict=True)
+            math.fsum((np.asarray(policy, np.float64) - reference)[mask].tolist())
+            for policy, reference, mask in zip(logp, ref, counted, strict=True)
         ]
     )

@@ -177,7 +177,7 @@ class Learner:
                 mine = mine[aim.rows]
             if not len(mine):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
-                reports[policy] = states[policy].counts | (aim.said if aim else {})
+                reports[policy] = states[policy].counts | (aim.counts if aim else {})
                 missing += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
             work = self._work(
@@ -193,7 +193,7 @@ class Learner:
             policies[policy], states[policy], reports[policy], described[policy] = self._update(
                 policies[policy], states, work, evidence, check
             )
-            reports[policy] |= aim.said if aim else {}
+            reports[policy] |= aim.counts if aim else {}
             check = None  # the first policy has changed now
         trees, moved = layout.lowered((policies, states), places)
         return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
@@ -373,7 +373,7 @@ class Learner:
         scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
         if work.other is not None:
-            moved = members[objectives.moved(rows, work.other.take(members))]
+            moved = members[objectives.has_other_prompt(rows, work.other.take(members))]
             other = work.other.take(moved)
             logp = self.logprobs(tree, other, frozen=work.frozen, policy=work.policy)
             ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)

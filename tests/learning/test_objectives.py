@@ -154,7 +154,7 @@ def test_the_divergence_is_measured_behind_the_prompts_of_others():
         [3],
     ]  # b has no other one
     assert [other.tokens[i].tolist() for i in range(6)] == [list(row.tokens) for row in rows]
-    assert objectives.moved(as_table(rows), other).tolist() == [True] * 3 + [False] * 3
+    assert objectives.has_other_prompt(as_table(rows), other).tolist() == [True] * 3 + [False] * 3
 
 
 # ---------------------------------------------------------------- updates
