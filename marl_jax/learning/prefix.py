@@ -1,9 +1,9 @@
 """The hidden states of a micro-batch: plain sequences, trees of completions behind a shared prompt, or packs.
 
 A token of a completion attends to the prompt and to its own completion under one softmax. In a pack, each block of
-queries has copies of the blocks of keys and values that it may see. In a tree, each branch has the prompt's; with a
-flash kernel, it is a row behind a copy of the prompt's queries, too: the prompt's attention is computed once for each
-branch, everything else once. (Joining two attentions by their log-sum-exp would need the gradient through it.)
+queries gets copies of the blocks of keys and values that it may see. In a tree, each branch gets a copy of the prompt's
+keys and values, and for a flash kernel of its queries, too: then the prompt's attention is computed once per branch,
+everything else once. (Joining two attentions by their log-sum-exp would need a gradient through the log-sum-exp.)
 """
 
 import functools
@@ -19,7 +19,7 @@ from marl_jax.models import qwen3
 from marl_jax.models.attention import attend, causal_mask, chosen_here, self_attention
 from marl_jax.models.model_config import ModelConfig
 
-MOST_PAIRS = 1 << 20  # of queries and keys of packs whose scores exist at a time
+MOST_PAIRS = 1 << 20  # pairs of query and key in packs whose scores exist at a time
 
 
 def hidden_states(
@@ -32,11 +32,11 @@ def hidden_states(
     remat: str = "none",
     attention: str | None = None,  # an implementation of `models.attention`; None: the fastest one
 ) -> jax.Array:
-    """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
+    """[G, S, H], equal to computing every row alone. `adapter` has no policy axis and acts on every row."""
     trees, length = batch.tokens.shape
-    # All but attention runs on a flat list of tokens: products with one leading axis have the fastest gradients.
+    # All but attention runs on a flat array of tokens: products with one leading axis have the fastest gradients.
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
-    apart = lambda x: x.reshape(trees, length, *x.shape[1:])
+    by_sequence = lambda x: x.reshape(trees, length, *x.shape[1:])
     angles = qwen3.rotation(config, flat(batch.positions))
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
@@ -45,11 +45,10 @@ def hidden_states(
         if weights is not None:
             rank = weights["q"]["a"].shape[-1]
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
-        elif (
-            qwen3.unrolled(config, remat) > 1
-        ):  # a scan's body is compiled once, and would stack them for its gradient
+        elif qwen3.unrolled(config, remat) > 1:
+            # Not in a scan over single layers: it compiles only one, and would stack fused weights for the gradient.
             layer = qwen3.fused(layer)
-        q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
+        q, k, v = map(by_sequence, qwen3.project_qkv(layer, config, x, angles, lora))
         if batch.table is not None:
             attended = pack_attention(q, k, v, batch)
         elif batch.prefix:
@@ -61,7 +60,7 @@ def hidden_states(
 
     x = flat(qwen3.embed(params, batch.tokens).astype(config.dtype))
     x = qwen3.through_layers(step, x, (params["layers"], adapter), config, remat)
-    return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
+    return by_sequence(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
 
 def tree_attention(
@@ -83,29 +82,29 @@ def tree_attention(
 
 
 def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
-    """Whether a kernel takes rows [prompt, branch], and should be faster than scores written out.
+    """Whether a kernel can attend in rows [prompt, branch], and should be faster so than with scores in memory.
 
-    Rows hold about (prefix + length) / (2 length) times as many pairs of query and key, where `length` is of a branch,
-    and on an H100 a pair took an eighth of the time.
+    Rows have about (prefix + length) / (2 length) times as many pairs of query and key, where `length` is that of a
+    branch, and on an H100 a pair took an eighth of the time.
     """
-    takes = kernel == "cudnn" or (kernel == "splash" and unmasked)
-    return takes and prefix + length <= 16 * length
+    has_kernel = kernel == "cudnn" or (kernel == "splash" and unmasked)
+    return has_kernel and prefix + length <= 16 * length
 
 
 def _attend_rows(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
     """`tree_attention` with each branch as a separate row [prompt, branch].
 
-    If each branch holds one row, padding behind the prompt is moved to the row's end, where no token sees it, and the
-    kernel needs no mask.
+    If `unmasked` (one row per branch), padding behind the prompt is moved to the end, where no token sees it, so that
+    the kernel needs no mask.
     """
     prefix, branches = batch.prefix, batch.branches
     trees, total = q.shape[0], prefix + (q.shape[1] - prefix) // branches
     rows = lambda x: _rows(x, prefix, branches)
     if batch.unmasked:
         filled = jnp.repeat(jnp.sum(batch.segments[:, :prefix] != 0, axis=1), branches)
-        there, back = padding_last(filled, prefix, total)
-        q, k, v = (permuted(rows(x), there, back) for x in (q, k, v))
-        out = permuted(self_attention(q, k, v), back, there)
+        order, back = padding_last(filled, prefix, total)
+        q, k, v = (permuted(rows(x), order, back) for x in (q, k, v))
+        out = permuted(self_attention(q, k, v), back, order)
     else:
         out = self_attention(rows(q), rows(k), rows(v), rows(batch.segments), stem=prefix)
     out = out.reshape(trees, branches, -1, *q.shape[2:])
@@ -113,15 +112,15 @@ def _attend_rows(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) ->
 
 
 def padding_last(filled: jax.Array, prefix: int, total: int) -> tuple[jax.Array, jax.Array]:
-    """The order [B, total] that puts columns `filled` [B] to `prefix` behind all others, and the order back."""
+    """(the order [B, total] that moves columns `filled` [B] to `prefix` to the end, the inverse order)."""
     start, column = filled[:, None], jnp.arange(total)
-    turned = lambda by: jnp.where(column < start, column, start + (column - start + by) % (total - start))
-    return turned(prefix - start), turned(start - prefix)
+    rolled = lambda by: jnp.where(column < start, column, start + (column - start + by) % (total - start))
+    return rolled(prefix - start), rolled(start - prefix)
 
 
 @jax.custom_vjp
 def permuted(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
-    """x [B, T, ...] with its columns in another order [B, T]; the gradient is permuted back, not scattered."""
+    """x [B, T, ...] with its columns in the order [B, T]; `back`, its inverse, permutes the gradient (no scatter)."""
     return jax.vmap(lambda row, columns: row[columns])(x, order)
 
 
@@ -140,7 +139,7 @@ permuted.defvjp(_permuted_forward, _permuted_backward)
 def _attend_branches(
     q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch, implementation: str | None
 ) -> jax.Array:
-    """`tree_attention` with all scores of a branch at once, and those of the prompt with itself computed once."""
+    """`tree_attention` with all scores of a branch in memory at once; the prompt attends to itself only once."""
     prefix, branches = batch.prefix, batch.branches
     stem = lambda x: x[:, :prefix]
     rows = lambda x: _rows(x, prefix, branches)
@@ -154,50 +153,50 @@ def _attend_branches(
 
 
 def _rows(x: jax.Array, prefix: int, branches: int) -> jax.Array:
-    """Each branch [G, S, ...] behind a copy of the prompt, [G * branches, prefix + length, ...]."""
+    """Each branch of x [G, S, ...] behind a copy of the prompt: [G * branches, prefix + length, ...]."""
     branch = x[:, prefix:].reshape(len(x), branches, -1, *x.shape[2:])
     stem = jnp.broadcast_to(x[:, None, :prefix], (len(x), branches, prefix, *x.shape[2:]))
     return jnp.concatenate([stem, branch], axis=2).reshape(len(x) * branches, -1, *x.shape[2:])
 
 
 def pack_attention(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
-    """Causal attention of each block of queries with the blocks in the table of its pack."""
+    """Causal attention of each block of queries to the blocks that the table of its pack lists."""
     packs, total = batch.tokens.shape
     cut = lambda x: x.reshape(packs, total // BLOCK, BLOCK, *x.shape[2:])
     q, k, v, segments, positions = map(cut, (q, k, v, batch.segments, batch.positions))
-    look = functools.partial(_look, k, v, segments, positions)
+    fn = functools.partial(_attend_to_table, k, v, segments, positions)
     if len(batch.table) == 1:
-        return _in_parts(look, (q, segments, positions, *batch.table)).reshape(packs, total, *q.shape[3:])
+        return _in_parts(fn, (q, segments, positions, *batch.table)).reshape(packs, total, *q.shape[3:])
     order = jnp.concatenate([jnp.max(piece, axis=2) for piece in batch.table], axis=1)
     back = jnp.argsort(order, axis=1)
-    given = [permuted(x, order, back) for x in (q, segments, positions)]
-    done, at = [], 0
+    sorted_inputs = [permuted(x, order, back) for x in (q, segments, positions)]
+    outputs, start = [], 0
     for piece in batch.table:
-        some = slice(at, at := at + piece.shape[1])
-        done.append(_in_parts(look, (*(x[:, some] for x in given), piece)))
-    return permuted(jnp.concatenate(done, axis=1), back, order).reshape(packs, total, *q.shape[3:])
+        span = slice(start, start := start + piece.shape[1])
+        outputs.append(_in_parts(fn, (*(x[:, span] for x in sorted_inputs), piece)))
+    return permuted(jnp.concatenate(outputs, axis=1), back, order).reshape(packs, total, *q.shape[3:])
 
 
-def _in_parts(look: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:
-    """Apply `look` to arrays [G, B, ...] in parts, so that few scores exist at a time."""
-    packs, blocks, seen = given[-1].shape
+def _in_parts(fn: Callable[..., jax.Array], arrays: tuple[jax.Array, ...]) -> jax.Array:
+    """Apply `fn` to arrays [G, B, ...] in parts of the blocks, so that few scores exist at a time."""
+    packs, blocks, seen = arrays[-1].shape
     parts = part_count(packs, blocks, seen)
     if parts == 1:
-        return look(*given)
-    # Not unrolled: XLA would compute the scores of several parts again at a time.
+        return fn(*arrays)
+    # Not unrolled: XLA would recompute the scores of several parts at the same time.
     split = lambda x: jnp.moveaxis(x.reshape(packs, parts, blocks // parts, *x.shape[2:]), 1, 0)
-    part = jax.checkpoint(lambda _, some: (None, look(*some)), prevent_cse=False)
-    out = jax.lax.scan(part, None, jax.tree.map(split, given))[1]
+    part = jax.checkpoint(lambda _, pieces: (None, fn(*pieces)), prevent_cse=False)
+    out = jax.lax.scan(part, None, jax.tree.map(split, arrays))[1]
     return jnp.moveaxis(out, 0, 1).reshape(packs, blocks, *out.shape[3:])
 
 
 def part_count(packs: int, blocks: int, seen: int) -> int:
-    """The number of parts in which blocks of packs attend, one after the other, so that few scores exist at a time."""
+    """The number of parts that blocks are cut into; parts attend one after the other, so that few scores exist."""
     wanted = -(-packs * blocks * seen * BLOCK**2 // MOST_PAIRS)
     return min((parts for parts in range(wanted, blocks + 1) if blocks % parts == 0), default=blocks)
 
 
-def _look(
+def _attend_to_table(
     k: jax.Array,  # [G, C, T, K, D]
     v: jax.Array,  # [G, C, T, K, D]
     key_segments: jax.Array,  # int[G, C, T]
@@ -208,13 +207,13 @@ def _look(
     table: jax.Array,  # int[G, B, R], blocks of keys
 ) -> jax.Array:
     flat = lambda x: x.reshape(-1, *x.shape[2:])
-    which = flat(jnp.maximum(table, 0) + k.shape[1] * jnp.arange(len(k))[:, None, None])
+    key_blocks = flat(jnp.maximum(table, 0) + k.shape[1] * jnp.arange(len(k))[:, None, None])
 
-    def seen(x: jax.Array) -> jax.Array:  # [G * B, R * T, ...]
-        rows = jnp.take(flat(x), which, axis=0, mode="clip")
-        return rows.reshape(len(which), -1, *rows.shape[3:])
+    def gather(x: jax.Array) -> jax.Array:  # [G * B, R * T, ...]
+        rows = jnp.take(flat(x), key_blocks, axis=0, mode="clip")
+        return rows.reshape(len(key_blocks), -1, *rows.shape[3:])
 
-    theirs, mine = seen(key_segments)[:, None], flat(segments)[..., None]
-    mask = ((theirs == mine) | (theirs == STEM)) & jnp.repeat(flat(table) >= 0, BLOCK, axis=1)[:, None]
-    mask &= seen(key_positions)[:, None] <= flat(positions)[..., None]
-    return attend(flat(q), seen(k), seen(v), mask).reshape(q.shape)
+    key_ids, query_ids = gather(key_segments)[:, None], flat(segments)[..., None]
+    mask = ((key_ids == query_ids) | (key_ids == STEM)) & jnp.repeat(flat(table) >= 0, BLOCK, axis=1)[:, None]
+    mask &= gather(key_positions)[:, None] <= flat(positions)[..., None]
+    return attend(flat(q), gather(k), gather(v), mask).reshape(q.shape)

@@ -113,7 +113,7 @@ def test_no_program_runs_while_programs_are_dropped(monkeypatch):
     # Item 1 is of a known program and still runs as that of item 2 is new.
     assert streams.run(step, lambda: 0, [0, 1, 2], program=lambda item: item // 2) == (3, [0, 1, 2])
     assert seen == [{1}, set()]
-    assert not streams._met
+    assert not streams._compiled
 
 
 @pytest.mark.parametrize("count", [1, 2])
