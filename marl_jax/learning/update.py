@@ -1,11 +1,11 @@
-"""The update: rows in, new policies out, and a report of how each role moved its policy.
+"""The update: from rows to new policies, and a report of how each role moved its policy.
 
     rows -> mini-batches -> micro-batches of one role -> g_role += d numerator        (parts, float32)
     parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> new weights
 
 Each policy is a tree of its own with its own optimiser state; a row trains only the policy that it names.
-Where roles need not be kept apart (`LearnerConfig.apart`), micro-batches hold rows of all, and there is one part.
-Everything on the device is jitted once per shape, with donated buffers; reports are read back once per policy.
+If gradients are not split by role (`LearnerConfig.apart`), micro-batches mix the rows of all roles, and there is one
+part. Everything on the device is jitted once per shape, with donated buffers; reports are read back once per policy.
 """
 
 import dataclasses
@@ -58,14 +58,14 @@ from marl_jax.table import Table
 
 
 class LearnerState(flax.struct.PyTreeNode):
-    """The learner's state of a policy besides its weights, carried from step to step and saved in checkpoints."""
+    """The training state of a policy besides its weights, carried from step to step and saved in checkpoints."""
 
-    optimiser: Any
-    damping: Any  # average of damped gradients, None where damping is off
-    steps: int = 0  # learner steps that had rows for it: the clock of its schedule
-    updates: int = 0  # optimiser steps taken
-    skipped: int = 0  # optimiser steps left out for a non-finite gradient
-    empty: int = 0  # learner steps without a row of it
+    optimiser: Any  # state of the optax transformation
+    damping: Any  # moving average of damped gradients; None if damping is off
+    steps: int = 0  # learner steps that had rows for the policy: the clock of its schedule
+    updates: int = 0  # optimiser steps that were taken
+    skipped: int = 0  # optimiser steps that were left out because of a non-finite gradient
+    empty: int = 0  # learner steps without a row for the policy
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class LearnerState(flax.struct.PyTreeNode):
 class NonFiniteGradients(UserError, RuntimeError):
     """A policy's gradients were not finite `max_skips` times.
 
-    They were left out: `outcome` holds the finite result of the step (policies, states, report).
+    These gradients were left out: `outcome` is the finite result of the step, (policies, states, report).
     """
 
     def __init__(self, text: str, outcome: Any) -> None:
@@ -85,7 +85,7 @@ class NonFiniteGradients(UserError, RuntimeError):
 
 
 class Learner:
-    """Compiled functions for each policy's network and one configuration; training state is passed in and returned."""
+    """Trains policies with the compiled programs of one configuration; weights and states are passed in and returned."""
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class Learner:
         *,
         mesh: Mesh | None = None,
     ):
-        """`roles` maps each role (or "role/slot") to its policy; `network` is one for all policies, or by policy.
+        """`roles` maps each role (or "role/slot") to its policy; `network` is one for all policies, or one by policy.
 
-        On a mesh, batches are laid over its axis "data". It may have devices of several processes: each calls `step`
-        with the same rows and trees of its own devices.
+        On a mesh, batches are sharded over its axis "data". The mesh may span several processes: each then calls `step`
+        with the same rows, and with trees on its own devices.
         """
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
-        self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
+        self._data_mesh = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
-            policy: update_programs.Settings.of(net, config, self._cut)
+            policy: update_programs.Settings.of(net, config, self._data_mesh)
             for policy, net in by_name(network, dict.fromkeys(self.roles.values())).items()
         }
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
-        self.watch = Stopwatch()  # logprobs, gradient, optimiser: dispatched and waited for
+        self.watch = Stopwatch()  # seconds of logprobs, gradient and optimiser: dispatch and waiting
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
@@ -123,7 +123,7 @@ class Learner:
                 )
         return {
             name: LearnerState(
-                _beside(tree, transformation(self.config.optimiser).init(tree)),
+                _with_replicated_scalars(tree, transformation(self.config.optimiser).init(tree)),
                 jax.tree.map(jnp.zeros_like, tree) if self._damped(name) else None,
             )
             for name, tree in policies.items()
@@ -140,51 +140,51 @@ class Learner:
         references: Mapping[str, Tree] | None = None,
         check: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
-        """New policies and states; the old ones are donated. Steps count from 0.
+        """(new policies, new states, report); the old policies and states are donated. Steps count from 0.
 
-        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor and of
-        objectives. Rows whose column `trains` is false are described in the report, not learned from. `check` is called
-        before every micro-batch for as long as the old policies and states are whole: it may raise.
+        `bases` are the frozen weights under adapters, `references` the trees of KL anchors and objectives, by policy.
+        Rows whose column `trains` is false are in the report, but are not learned from. `check` may raise; it is called
+        before every micro-batch until the first policy and its state are donated.
         """
         check_learnable(rows, policies, states, self.roles)
-        scaled = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
-        lora = set(filter(scaled, policies))
-        if absent := sorted(lora - {*(bases or {})}):
-            raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
-        trains, missing = self.learns(rows, step), list[str]()
-        check_rows(rows.take(trains), self.config.batch)  # the others are only described
-        given, places = (policies, states, bases, references), layout.shardings_of((policies, states))
+        is_adapter = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
+        adapters = set(filter(is_adapter, policies))
+        if no_base := sorted(adapters - {*(bases or {})}):
+            raise ValueError(f"policies {no_base} are adapters: hand over the weights under them as `bases`")
+        trains, warnings = self.learns(rows, step), list[str]()
+        check_rows(rows.take(trains), self.config.batch)  # the other rows are only in the report
+        trees, shardings = (policies, states, bases, references), layout.shardings_of((policies, states))
         if self.mesh is not None and layout.spans(self.mesh):
-            given = layout.lifted(given, self.mesh)
-        policies, states = dict(given[0]), dict(given[1])
-        bases, references = given[2:]
+            trees = layout.lifted(trees, self.mesh)
+        policies, states = dict(trees[0]), dict(trees[1])
+        bases, references = trees[2:]
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
-        anchors = {  # a missing one is told before the first policy is given away
+        anchors = {  # looked up first: a missing reference must raise before any policy is donated
             policy: self._reference(policy, references)
             for policy in policies
             if (rows.having(policy=policy) & trains).any()
         }
         for policy in sorted(policies):  # with a shared clock, the order decides the learning rates
-            rows_of = rows.having(policy=policy)
-            mine = np.flatnonzero(rows_of & trains)
+            of_policy = rows.having(policy=policy)
+            indices = np.flatnonzero(of_policy & trains)
             aim = None
-            if self._objective and len(mine):
-                own = np.flatnonzero(rows_of[trains])
+            if self._objective and len(indices):
+                own = np.flatnonzero(of_policy[trains])
                 aim = objectives.aim(self._objective, rows.take(trains), self.config.preference, own)
-                mine = mine[aim.rows]
-            if not len(mine):
+                indices = indices[aim.rows]
+            if not len(indices):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
                 reports[policy] = states[policy].counts | (aim.counts if aim else {})
-                missing += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
+                warnings += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
             work = self._work(
                 policy,
                 policies[policy],
                 rows,
-                mine,
+                indices,
                 step=step,
                 frozen=(bases or {}).get(policy),
                 reference=anchors[policy],
@@ -194,9 +194,9 @@ class Learner:
                 policies[policy], states, work, evidence, check
             )
             reports[policy] |= aim.counts if aim else {}
-            check = None  # the first policy has changed now
-        trees, moved = layout.lowered((policies, states), places)
-        return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
+            check = None  # the first policy has changed
+        new_trees, new_states = layout.lowered((policies, states), shardings)
+        return self.conclude(new_trees, new_states, rows, evidence, skipped, reports, described, warnings)
 
     def conclude(
         self,
@@ -209,23 +209,23 @@ class Learner:
         described: dict[str, dict[str, Any]],  # by policy, see `gradient_report`
         missing: Sequence[str] = (),  # warnings of the step
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
-        """The end of a step with its report; raises `NonFiniteGradients` where too many gradients were left out."""
-        settings = next(iter(self._settings.values()))  # all have one loss
+        """End a step: (policies, states, report); raises `NonFiniteGradients` if too many gradients were left out."""
+        settings = next(iter(self._settings.values()))  # all policies have the same loss
         role_stats = role_reports(rows, evidence, settings.loss, settings.sampler_weights)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
-        lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
-        apart = gap_warnings(role_stats, self.config.gap_tolerance)
-        warnings = (*apart, *skip_warnings(lost), *loss_warnings(reports, lost), *missing)
+        skips = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
+        gaps = gap_warnings(role_stats, self.config.gap_tolerance)
+        warnings = (*gaps, *skip_warnings(skips), *loss_warnings(reports, skips), *missing)
         outcome = (
             policies,
             states,
             Report(reports, role_stats, described, cosines, warnings, evidence.trainer_logp),
         )
-        most = self.config.max_skips
+        limit = self.config.max_skips
         for policy, state in states.items():
-            if lost[policy] and state.skipped >= most:
+            if skips[policy] and state.skipped >= limit:
                 raise NonFiniteGradients(
-                    f"policy {policy!r}: {state.skipped} gradients were not finite, and left out (max_skips {most})",
+                    f"policy {policy!r}: {state.skipped} gradients were not finite, and left out (max_skips {limit})",
                     outcome,
                 )
         return outcome
@@ -233,7 +233,7 @@ class Learner:
     def logprobs(
         self, tree: Tree, rows: Table, *, frozen: Tree | None = None, policy: str | None = None
     ) -> list[np.ndarray]:
-        """Log-probs of every row's tokens under one policy, whose name selects the network."""
+        """Log-probs of every row's tokens under the weights `tree`; `policy` selects the network."""
         policy = next(iter(self._settings)) if policy is None else policy
         return self._scores(policy, tree, frozen, self._batches(rows), len(rows))
 
@@ -263,15 +263,15 @@ class Learner:
         config, state = self.config, states[work.policy]
         rate = self._rate(work.policy, states)
         optimiser, damping = state.optimiser, state.damping
-        done: list[Any] = []  # of every mini-batch: outputs of its micro-batches and of its optimiser step
+        done: list[Any] = []  # per mini-batch: (outputs of its micro-batches, outputs of its optimiser step)
         values: list[objectives.Value] = []
         batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
             batches = self._micro_batches(work, members)
             if work.aim is not None and work.aim.kind != "sft":
                 values.append(self._with_slopes(work, members, batches, tree))
-            carry, outs = self._gradient(work, tree, batches, check)
-            check = None  # the old tree and state are given away next
+            carry, outputs = self._gradient(work, tree, batches, check)
+            check = None  # the old tree and state are donated next
             with self.watch("optimiser"):
                 tree, optimiser, damping, applied = update_programs.apply(
                     tree,
@@ -282,9 +282,9 @@ class Learner:
                     work.per_role,
                     settings=config.step_settings,
                 )
-                if self._streams.threaded:  # the next gradient would wait for it
+                if self._streams.threaded:  # the next gradient would have to wait for it
                     jax.block_until_ready(applied)
-            done.append((outs, applied))
+            done.append((outputs, applied))
             batches_of.append(batches)
         done = self._read_back(done)
         finite = [bool(applied["finite"]) for _, applied in done]
@@ -296,7 +296,7 @@ class Learner:
             skipped=state.skipped + finite.count(False),
         )
         report = state.counts | policy_report(
-            [([out[0] for out in outs], applied) for outs, applied in done], rate
+            [([out[0] for out in outputs], applied) for outputs, applied in done], rate
         )
         report |= objectives.means(values)
         report["padding_share"] = padding_share([*itertools.chain(*batches_of)])
@@ -310,49 +310,49 @@ class Learner:
         self,
         policy: str,
         tree: Tree,
-        everyone: Table,  # the rows of all policies,
-        places: np.ndarray,  # and the indices of those that it learns from
+        all_rows: Table,  # rows of all policies
+        indices: np.ndarray,  # the rows that this policy learns from
         *,
         step: int,
         frozen: Tree | None,
         reference: Tree | None,
         aim: objectives.Aim | None,
     ) -> Work:
-        """The work of a step for one policy."""
-        rows = everyone.take(places)
+        """The work of one step for one policy."""
+        rows = all_rows.take(indices)
         if aim is not None:
             rows = rows.replace(advantage=aim.weight, weight=None)
         together = None if aim is None else aim.together
         mini_batches = mini_batches_of(self.config, policy, len(rows), step, together)
-        alone = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
-        on_policy = alone or aim is not None  # an objective has no ratio
+        one_update = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
+        on_policy = one_update or aim is not None  # an objective has no ratio
         old = None
         if not on_policy and self.config.old_logprobs == "trainer":
             old = self.logprobs(tree, rows, frozen=frozen, policy=policy)
         elif not on_policy:
             old = [rows.logprobs[i] for i in range(len(rows))]
-        refer = functools.partial(self.logprobs, frozen=frozen, policy=policy)
-        ref = None if reference is None else refer(reference, rows)
+        logprobs_of = functools.partial(self.logprobs, frozen=frozen, policy=policy)
+        ref = None if reference is None else logprobs_of(reference, rows)
         roles = roles_of(self.roles, policy)
         calls = zip(map(rows.role_of, range(len(rows))), rows.slot.tolist())
         units, unit_roles = units_of(self.config, roles, calls)
-        own = everyone.take(everyone.having(policy=policy))  # rows that are not trained on included
-        per_role = per_role_of(self.config, roles, calls_by_slot(roles, own), unit_roles)
-        work = Work(policy, frozen, rows, places, mini_batches, old, ref, units, unit_roles, per_role, aim)
+        policy_rows = all_rows.take(all_rows.having(policy=policy))  # including rows that are not trained on
+        per_role = per_role_of(self.config, roles, calls_by_slot(roles, policy_rows), unit_roles)
+        work = Work(policy, frozen, rows, indices, mini_batches, old, ref, units, unit_roles, per_role, aim)
         if aim is not None and aim.kind == "kto" and reference is not None:
             other = objectives.mismatched(rows)
-            return dataclasses.replace(work, other=other, other_ref=refer(reference, other))
+            return dataclasses.replace(work, mismatched=other, mismatched_ref=logprobs_of(reference, other))
         return work
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
-        """The learning rate by the policy's clock, or by the shared clock."""
+        """The learning rate at the policy's clock, or at the shared clock."""
         schedule, clock = self.config.schedule_of(policy), states[policy].steps
         if schedule.clock != "own":
             clock = sum(state.steps for state in states.values())
         return schedule(clock)
 
     def _micro_batches(self, work: Work, members: np.ndarray) -> list[Batch]:
-        """Micro-batches of a mini-batch's rows, with the log-probs that they are compared with."""
+        """Micro-batches of a mini-batch, with old and reference log-probs written into them."""
         rows = work.rows.take(members)
         batches = self._batches(rows)
         if work.old is not None:
@@ -366,18 +366,18 @@ class Learner:
     def _with_slopes(
         self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree
     ) -> objectives.Value:
-        """The objective at these weights; its slopes become the advantages in the micro-batches."""
+        """The objective at these weights; its slopes are written into the micro-batches as advantages."""
         assert work.aim is not None and work.ref is not None
         logp = self._scores(work.policy, tree, work.frozen, batches, len(members))
         rows = work.rows.take(members)
         scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
-        if work.other is not None:
-            moved = members[objectives.has_other_prompt(rows, work.other.take(members))]
-            other = work.other.take(moved)
+        if work.mismatched is not None:
+            changed = members[objectives.has_other_prompt(rows, work.mismatched.take(members))]
+            other = work.mismatched.take(changed)
             logp = self.logprobs(tree, other, frozen=work.frozen, policy=work.policy)
-            ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
-            divergence = max(0.0, float(ratios.sum()) / max(1, len(moved)))
+            ratios = objectives.log_ratios(logp, [work.mismatched_ref[i] for i in changed], other)
+            divergence = max(0.0, float(ratios.sum()) / max(1, len(changed)))
         value = work.aim.value(members, scores, divergence)
         lengths = (
             rows.length if rows.spoken is None else np.array([rows.spoken[i].sum() for i in range(len(rows))])
@@ -389,26 +389,26 @@ class Learner:
     def _record_evidence(
         self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]
     ) -> None:
-        """The numbers of every row as computed by the last update of its policy."""
-        rows, own_words = work.places, work.aim is None
-        for update, (members, batches, (outs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
-            logp, entropy = (by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2))
-            evidence.note("logp", rows[members], logp)
-            evidence.note("entropy", rows[members], entropy)
-            # If the old log-probs are the sampler's, the trainer's are known for the first update only.
-            if self.config.old_logprobs == "sampler" and update == 0 and own_words:
-                evidence.note("trainer_logp", rows[members], logp)
-        old = [evidence.logp[i] for i in rows] if work.old is None else work.old
-        evidence.note("old_logp", rows, old)
-        if self.config.old_logprobs != "sampler" and own_words:
-            evidence.note("trainer_logp", rows, old)
+        """Record log-probs and entropy of every row as the last update of its policy computed them."""
+        indices, sampled = work.row_indices, work.aim is None
+        for update, (members, batches, (outputs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
+            logp, entropy = (by_row(len(members), batches, [out[k] for out in outputs]) for k in (1, 2))
+            evidence.note("logp", indices[members], logp)
+            evidence.note("entropy", indices[members], entropy)
+            # If the old log-probs are the sampler's, those of the trainer are known for the first update only.
+            if self.config.old_logprobs == "sampler" and update == 0 and sampled:
+                evidence.note("trainer_logp", indices[members], logp)
+        old = [evidence.logp[i] for i in indices] if work.old is None else work.old
+        evidence.note("old_logp", indices, old)
+        if self.config.old_logprobs != "sampler" and sampled:
+            evidence.note("trainer_logp", indices, old)
         if work.ref is not None:
-            evidence.note("ref_logp", rows, work.ref)
+            evidence.note("ref_logp", indices, work.ref)
 
     def _gradient(
         self, work: Work, tree: Tree, batches: Sequence[Batch], check: Callable[[], None] | None
     ) -> tuple[Any, list[Any]]:
-        """The parts with their denominator, and the outputs of `accumulate` for every micro-batch."""
+        """(the carry of `accumulate`: parts and denominator, its outputs for every micro-batch)."""
         settings, part_of = self._settings[work.policy], {unit: k for k, unit in enumerate(work.units)}
         flags = {"anchored": work.ref is not None, "on_policy": work.old is None}
 
@@ -441,7 +441,7 @@ class Learner:
             self.config.unit(rows.roles[role], slot) for role, slot in zip(rows.role, rows.slot.tolist())
         ]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
-        if jax.default_backend() == "cpu":  # which has no attention kernel that suits trees
+        if jax.default_backend() == "cpu":  # a CPU has no attention kernel that suits trees
             streams = self._streams.count
             return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
         return make_batches(rows, units, self.config.batch, multiple_of=parallel)
@@ -449,10 +449,10 @@ class Learner:
     def _zeros(self, tree: Tree, units: int) -> Any:
         if self.mesh is None:
             return update_programs.nothing(tree, units)
-        lead = (None,) if self._cut is None else ("data", None)
+        leading = (None,) if self._data_mesh is None else ("data", None)
         specs = (getattr(leaf.sharding, "spec", ()) for leaf in jax.tree.leaves(tree))
-        laid = tuple(NamedSharding(self.mesh, PartitionSpec(*lead, *spec)) for spec in specs)
-        return update_programs.nothing(tree, units, laid, self._cut)
+        shardings = tuple(NamedSharding(self.mesh, PartitionSpec(*leading, *spec)) for spec in specs)
+        return update_programs.nothing(tree, units, shardings, self._data_mesh)
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
@@ -462,47 +462,47 @@ class Learner:
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
 
     def _on_host(self, outputs: Any) -> Any:
-        """Outputs of programs, read back to the host."""
-        apart = self.mesh is not None and layout.spans(self.mesh)
-        return layout.on_host(outputs) if apart else jax.device_get(outputs)
+        """Outputs of programs as numpy arrays on the host."""
+        many_hosts = self.mesh is not None and layout.spans(self.mesh)
+        return layout.on_host(outputs) if many_hosts else jax.device_get(outputs)
 
     def _read_back(self, done: list[Any]) -> list[Any]:
-        """The outputs of all updates of a step; the devices' losses of one micro-batch are added up."""
-        for outs, applied in done:  # in the order of their dispatch, so that each wait is of one part
+        """The outputs of all updates of a step on the host; losses of a micro-batch are summed over devices."""
+        for outputs, applied in done:  # in the order of dispatch, so that each wait belongs to one part
             with self.watch("gradient"):
-                jax.block_until_ready(outs)
+                jax.block_until_ready(outputs)
             with self.watch("optimiser"):
                 jax.block_until_ready(applied)
         done = self._on_host(done)
-        if self._cut is None:
+        if self._data_mesh is None:
             return done
-        added = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
-        return [([(added(loss), *rest) for loss, *rest in outs], applied) for outs, applied in done]
+        summed = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
+        return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in done]
 
     # On the host
 
     def learns(self, rows: Table, step: int) -> np.ndarray:
-        """Bool[N]: the rows that a policy learns from in this step, counted from 0."""
-        learns = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
-        return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
+        """Bool[N]: the rows that a policy learns from in this step; steps count from 0."""
+        role_trains = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
+        return role_trains[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
-        anchored = [
+        roles_with_kl = [
             role for role in roles_of(self.roles, policy) if role in self.config.interventions.kl_coef
         ]
-        compared = self._objective in objectives.NEED_REFERENCE
-        if not anchored and not compared:
+        is_objective = self._objective in objectives.NEED_REFERENCE
+        if not roles_with_kl and not is_objective:
             return None
         if references is None or policy not in references:
-            what = f"loss.kind {self._objective!r}" if compared else f"kl_coef of {anchored}"
+            what = f"loss.kind {self._objective!r}" if is_objective else f"kl_coef of {roles_with_kl}"
             raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
         return references[policy]
 
 
-def _beside(tree: Tree, state: Any) -> Any:
-    """The state with its counts on all devices of the mesh that the tree lies on, as a restored checkpoint has them."""
-    on = getattr(jax.tree.leaves(tree)[0], "sharding", None)
-    if not isinstance(on, NamedSharding):
+def _with_replicated_scalars(tree: Tree, state: Any) -> Any:
+    """The state with its scalars replicated over the mesh of the tree, as in a restored checkpoint."""
+    sharding = getattr(jax.tree.leaves(tree)[0], "sharding", None)
+    if not isinstance(sharding, NamedSharding):
         return state
-    everywhere = NamedSharding(on.mesh, PartitionSpec())
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), state)

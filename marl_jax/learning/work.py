@@ -1,4 +1,4 @@
-"""The work of a step for one policy: its rows, their mini-batches, and the units whose gradients are kept apart."""
+"""The work of a step for one policy: its rows, their mini-batches, and the units that its gradient is split by."""
 
 import dataclasses
 import zlib
@@ -19,46 +19,46 @@ from marl_jax.table import Table
 class Work:
     """The rows of one policy, and the log-probs that they are compared with."""
 
-    policy: str
+    policy: str  # its name
     frozen: Tree | None  # the weights under its adapter
-    rows: Table
-    places: np.ndarray  # of the rows among those of the step
-    mini_batches: list[np.ndarray]  # indices of rows, one optimiser step each
-    # Log-probs by row, for ratios; None where the only mini-batch computes them itself.
+    rows: Table  # the rows that it learns from
+    row_indices: np.ndarray  # indices of the rows in the table of the step
+    mini_batches: list[np.ndarray]  # indices into `rows`, one optimiser step each
+    # By row, the log-probs that the ratio is taken against; None if the gradient's own log-probs are used.
     old: list[np.ndarray] | None
-    ref: list[np.ndarray] | None  # log-probs by row under the reference; None where nothing uses it
-    units: list[Any]  # the keys by which gradients are kept apart
-    unit_roles: list[str]
-    per_role: PerRole | None
-    aim: Aim | None = None  # of an objective of whole sequences
-    other: Table | None = None  # kto: the rows with mismatched prompts,
-    other_ref: Sequence[np.ndarray] = ()  # and their log-probs under the reference
+    ref: list[np.ndarray] | None  # by row, log-probs under the reference; None if nothing uses them
+    units: list[Any]  # keys of the parts of the gradient
+    unit_roles: list[str]  # role of each unit
+    per_role: PerRole | None  # inputs of interventions
+    aim: Aim | None = None  # what an objective of whole sequences learns from
+    mismatched: Table | None = None  # kto: the rows with mismatched prompts
+    mismatched_ref: Sequence[np.ndarray] = ()  # kto: their log-probs under the reference
 
 
 def mini_batches_of(
     config: LearnerConfig, policy: str, count: int, step: int, together: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Indices of `count` rows for every optimiser step, in order; rows with equal numbers in `together` are in one."""
+    """Row indices of each optimiser step, in order; rows with equal numbers in `together` are in the same step."""
     parts = {"one": 1, "fixed": config.updates_fixed}.get(
         config.updates, -(-count // config.sequences_per_update)
     )
-    members = np.arange(count) if together is None else np.unique(together, return_inverse=True)[1]
-    items = count if together is None else int(members.max(initial=-1)) + 1
+    item_of_row = np.arange(count) if together is None else np.unique(together, return_inverse=True)[1]
+    items = count if together is None else int(item_of_row.max(initial=-1)) + 1
     parts = min(parts, items)
     if parts == 1:
         return [np.arange(count)] * config.epochs
     rng = np.random.default_rng([config.seed, step, zlib.crc32(policy.encode())])
     shuffled = [rng.permutation(items) for _ in range(config.epochs)]
-    split = [part for order in shuffled for part in np.array_split(order, parts)]
-    return [np.flatnonzero(np.isin(members, part)) for part in split]
+    mini_batches = [part for order in shuffled for part in np.array_split(order, parts)]
+    return [np.flatnonzero(np.isin(item_of_row, part)) for part in mini_batches]
 
 
 def units_of(
     config: LearnerConfig, roles: list[str], calls: Iterable[tuple[str, int]]
 ) -> tuple[list[Any], list[str]]:
-    """The keys by which gradients are kept apart: (units, the role of each); one unit without a role if not apart.
+    """(keys of the parts of a gradient, the role of each key); one key None without a role if gradients are not split.
 
-    `calls` are the roles and slots of a policy's calls.
+    `calls` are the (role, slot) of the policy's calls.
     """
     if config.gradients == "slots":
         slots = sorted({*calls}, key=lambda unit: (roles.index(unit[0]), unit[1]))
@@ -67,7 +67,7 @@ def units_of(
 
 
 def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
-    """Int[R, S]: the number of rows that are calls of each role in each slot."""
+    """Int[R, S]: the number of rows of each role in each slot."""
     slots, slot = np.unique(rows.slot, return_inverse=True)
     return np.stack([np.bincount(slot[rows.having(role=role)], minlength=len(slots)) for role in roles])
 
@@ -75,12 +75,12 @@ def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
 def per_role_of(
     config: LearnerConfig, roles: Sequence[str], calls: Array, unit_roles: Sequence[str]
 ) -> PerRole | None:
-    """Inputs of interventions for the roles of a policy; None without intervention. `calls` are by slot."""
+    """Inputs of interventions for the roles of a policy; None without interventions. `calls`: see `calls_by_slot`."""
     if not config.interventions.needs_roles:
         return None
     limits = config.interventions.role_clip
     return PerRole(
-        # The calls of all slots over those of the slot that has most; 1 for a role without calls.
+        # Calls of all slots / calls of the slot with the most; 1 for a role without calls.
         multiplicity=(calls.sum(1) / calls.max(1, initial=1)).clip(1).astype(np.float32),
         mixed=np.array([config.interventions.mixing.acts_on(role) for role in roles]),
         clip=np.array([limits.get(role, np.inf) for role in roles], np.float32) if limits else None,
