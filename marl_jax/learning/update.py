@@ -85,7 +85,7 @@ class NonFiniteGradients(UserError, RuntimeError):
 
 
 class Learner:
-    """Trains policies with the compiled programs of one configuration; weights and states are passed in and returned."""
+    """Trains policies with the programs of one configuration; weights and states are passed in and returned."""
 
     def __init__(
         self,
