@@ -1,10 +1,10 @@
-"""The alarms: the number that each one watches, its limit, its meaning, and where to look.
+"""The alarms: the number that each alarm watches, its limit, its meaning, and where to look.
 
     rows of metrics.jsonl, evaluations so far ──► History ──MONITORS──► {who: evidence}
 
-A monitor judges the mean over the last WINDOW steps, mostly against the first step, which the base plays: a collapse
-may be over with the first update. Everything about it is in its entry of `MONITORS`. `marl_jax.alarms.watch` records
-since when it holds.
+A monitor judges the mean over the last WINDOW steps, mostly against the first step, which the base policies play: a
+collapse may be over with the first update. Everything about a monitor is in its entry of `MONITORS`.
+`marl_jax.alarms.watch` records since when its condition holds.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-WINDOW = 3  # steps that a number is the mean of, so that one odd step is no alarm
+WINDOW = 3  # numbers are means over this number of steps, so that one odd step is no alarm
 Limits = Mapping[str, float]
-Found = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the workflow as a whole is ""
+Findings = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the workflow as a whole is ""
 
 
 class History:
-    """The history that monitors read: the first and the last values of every key, and the evaluations at both ends."""
+    """What monitors read: the first and the last values of every key, and the last evaluation."""
 
     def __init__(self) -> None:
         self.step = 0
-        self._phase: Any = None  # numbers of another phase are not compared with those of this one
+        self._phase: Any = None  # numbers are compared only within one phase
         self.evaluation: Mapping[str, Any] | None = None  # the last one
         self._first: dict[str, list[float]] = {}
         self._last: dict[str, deque[tuple[int, float]]] = {}
 
     def row(self, line: Mapping[str, Any]) -> None:
-        """Take in one line of `metrics.jsonl`."""
+        """Add one line of `metrics.jsonl`."""
         self.step = line["step"]
         if line.get("phase") != self._phase:
             self._phase = line.get("phase")
@@ -46,21 +46,21 @@ class History:
                     first.append(float(value))
 
     def names(self, pattern: str) -> list[str]:
-        """Roles or policies: the text at the pattern's group, of every key that matches the whole pattern."""
+        """Roles or policies: the pattern's group in every key that the pattern matches from start to end."""
         matches = (re.fullmatch(pattern, key) for key in self._last)
         return list(dict.fromkeys(match[1] for match in matches if match))
 
     def last(self, key: str) -> list[float]:
-        """The values in the last WINDOW steps; none where a step lacks it: a missing number raises no alarm."""
+        """The values in the last WINDOW steps; empty if a step lacks one: a missing number raises no alarm."""
         values = [value for step, value in self._last.get(key, ()) if step > self.step - WINDOW]
         return values if len(values) == WINDOW else []
 
     def first(self, key: str) -> list[float]:
-        """The first WINDOW values there were, or as many as there are yet."""
+        """The first WINDOW values, or fewer if there are fewer yet."""
         return self._first.get(key, [])
 
     def ends(self, key: str) -> tuple[float, float] | None:
-        """The first value, and the mean of the last ones; None before there are enough."""
+        """(the first value, the mean of the last values); None before there are enough."""
         last = self.last(key)
         return (self.first(key)[0], mean(last)) if last else None
 
@@ -70,12 +70,12 @@ class Monitor:
     """One kind of alarm. Texts may name limits and, in `says`, evidence, in braces; `{who}` is the role or policy."""
 
     name: str
-    when: str  # the condition, in words
+    when: str  # the condition as text
     limits: Limits
-    says: str  # the evidence, as text
-    means: str
-    look: str
-    find: Callable[[History, Limits], Found]
+    says: str  # the evidence as text
+    means: str  # what the alarm means
+    look: str  # where to look
+    find: Callable[[History, Limits], Findings]
 
     @property
     def condition(self) -> str:
@@ -92,7 +92,7 @@ def mean(values: Collection[float]) -> float:
 
 
 def _at_least(value: float, limit: float) -> bool:
-    """Whether a limit is reached: 0.3 - 0.1 is a rise of 0.2, whatever is left of rounding."""
+    """Whether a limit is reached, up to rounding: 0.3 - 0.1 is a rise of 0.2."""
     return value >= limit - 1e-9 * abs(limit)
 
 
@@ -100,15 +100,15 @@ def _at_most(value: float, limit: float) -> bool:
     return _at_least(-value, -limit)
 
 
-def _one_choice(past: History, limits: Limits) -> Found:
+def _one_choice(history: History, limits: Limits) -> Findings:
     """The share of the commonest choice of a role's calls, and their balanced accuracy."""
-    for role in past.names("choice/([^/]+)/commonest"):
-        calls, commonest = (past.last(f"choice/{role}/{name}") for name in ("calls", "commonest"))
+    for role in history.names("choice/([^/]+)/commonest"):
+        calls, commonest = (history.last(f"choice/{role}/{name}") for name in ("calls", "commonest"))
         if not calls or not commonest or sum(calls) < limits["calls"]:
             continue
         share = float(np.average(commonest, weights=calls))
         evidence = {"commonest": share, "calls": sum(calls)}
-        balanced = past.last(f"choice/{role}/balanced_accuracy")
+        balanced = history.last(f"choice/{role}/balanced_accuracy")
         if balanced:
             evidence["balanced_accuracy"] = mean(balanced)
         balanced_low = _at_most(evidence.get("balanced_accuracy", 1.0), limits["balanced"])
@@ -116,20 +116,20 @@ def _one_choice(past: History, limits: Limits) -> Found:
             yield role, evidence
 
 
-def _calls(past: History, limits: Limits) -> Found:
-    ends = [past.ends(key) for key in ("calls", "episodes")]
+def _calls(history: History, limits: Limits) -> Findings:
+    ends = [history.ends(key) for key in ("calls", "episodes")]
     if all(ends) and all(ends[1]):  # type: ignore[arg-type]
         before, now = (calls / episodes for calls, episodes in zip(*ends))  # type: ignore[arg-type]
         if before and (_at_most(now, limits["low"] * before) or _at_least(now, limits["high"] * before)):
             yield "", {"before": before, "now": now}
 
 
-def _left(key: str) -> Callable[[History, Limits], Found]:
+def _fell_or_rose(key: str) -> Callable[[History, Limits], Findings]:
     """Roles whose number fell to a share of its first value or less (and below a floor), or rose to a multiple."""
 
-    def find(past: History, limits: Limits) -> Found:
-        for role, before, now in _by_role(past, key):
-            if before == 0:  # it has no share and no multiple
+    def find(history: History, limits: Limits) -> Findings:
+        for role, before, now in _by_role(history, key):
+            if before == 0:  # shares and multiples of 0 mean nothing
                 continue
             low = _at_most(now, limits["low"] * before) and now <= limits.get("floor", math.inf)
             if low or _at_least(now, limits["high"] * before):
@@ -138,93 +138,93 @@ def _left(key: str) -> Callable[[History, Limits], Found]:
     return find
 
 
-def _risen(key: str) -> Callable[[History, Limits], Found]:
+def _rose(key: str) -> Callable[[History, Limits], Findings]:
     """Roles whose share rose."""
 
-    def find(past: History, limits: Limits) -> Found:
-        for role, before, now in _by_role(past, key):
+    def find(history: History, limits: Limits) -> Findings:
+        for role, before, now in _by_role(history, key):
             if _at_least(now - before, limits["rise"]):
                 yield role, {"before": before, "now": now}
 
     return find
 
 
-def _copying(past: History, limits: Limits) -> Found:
-    for role, before, now in _by_role(past, "copied/{}"):
-        length = past.last(f"role/{role}/length")
+def _copying(history: History, limits: Limits) -> Findings:
+    for role, before, now in _by_role(history, "copied/{}"):
+        length = history.last(f"role/{role}/length")
         long = length and mean(length) >= limits["tokens"]
         if long and _at_least(now, limits["share"]) and _at_least(now - before, limits["rise"]):
             yield role, {"before": before, "now": now}
 
 
-def _capture(past: History, limits: Limits) -> Found:
-    for policy in past.names("gradient/([^/]+)/share/.+"):
+def _capture(history: History, limits: Limits) -> Findings:
+    for policy in history.names("gradient/([^/]+)/share/.+"):
         shares = {}
-        for role in past.names(f"gradient/{re.escape(policy)}/share/(.+)"):
-            last = past.last(f"gradient/{policy}/share/{role}")
-            if last and (share := mean(last)) > 0:  # a role that does not train here competes with nobody
+        for role in history.names(f"gradient/{re.escape(policy)}/share/(.+)"):
+            recent = history.last(f"gradient/{policy}/share/{role}")
+            if recent and (share := mean(recent)) > 0:  # a role that does not train here competes with nobody
                 shares[role] = share
         role = max(shares, key=lambda name: shares[name], default="")
         if len(shares) > 1 and _at_least(shares[role], limits["share"]):
             yield policy, {"role": role, "share": shares[role]}
 
 
-def _nothing_to_learn(past: History, limits: Limits) -> Found:
+def _nothing_to_learn(history: History, limits: Limits) -> Findings:
     # A frozen role has no entropy, and has nothing to learn by intent.
-    learners = past.names("role/([^/]+)/entropy")
-    for role in past.names("groups/([^/]+)/groups"):
+    learners = history.names("role/([^/]+)/entropy")
+    for role in history.names("groups/([^/]+)/groups"):
         if learners and role not in learners:
             continue
-        groups, *idle = (
-            past.last(f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
+        groups, *uninformative = (
+            history.last(f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
         )
-        reward = past.last("reward")
+        reward = history.last("reward")
         solved = reward and _at_least(mean(reward), limits["solved"])
-        unmoved = past.last(f"role/{role}/advantage_zero_share")  # a group of one may be worth its reward
-        taught = unmoved and not _at_least(mean(unmoved), limits["share"])
-        if not groups or not all(idle) or not sum(groups) or solved or taught:
+        zeros = history.last(f"role/{role}/advantage_zero_share")  # a group of one may be worth its reward
+        advantages_differ = zeros and not _at_least(mean(zeros), limits["share"])
+        if not groups or not all(uninformative) or not sum(groups) or solved or advantages_differ:
             continue
-        share = sum(map(sum, idle)) / sum(groups)
+        share = sum(map(sum, uninformative)) / sum(groups)
         if _at_least(share, limits["share"]):
             yield role, {"share": share, "groups": sum(groups)}
 
 
-def _below_base(past: History, limits: Limits) -> Found:
-    by = (past.evaluation or {}).get("difference") or {}
-    if by.get("high") is not None and by["high"] < limits["points"]:
-        yield "", {name: by[name] for name in ("mean", "low", "high")}
+def _below_base(history: History, limits: Limits) -> Findings:
+    difference = (history.evaluation or {}).get("difference") or {}
+    if difference.get("high") is not None and difference["high"] < limits["points"]:
+        yield "", {name: difference[name] for name in ("mean", "low", "high")}
 
 
-def _paid_for_less(past: History, limits: Limits) -> Found:
-    fall = _change(past, "reward")
+def _paid_for_less(history: History, limits: Limits) -> Findings:
+    fall = _change(history, "reward")
     if fall is None or not _at_most(fall[0], -limits["fall"]) or fall[1] > -limits["errors"]:
         return
-    for role in past.names("reward/([^/]+)"):
-        rise = _change(past, f"reward/{role}")
+    for role in history.names("reward/([^/]+)"):
+        rise = _change(history, f"reward/{role}")
         if rise is not None and rise[1] >= limits["errors"]:
             yield role, {"reward_change": rise[0], "outcome_change": fall[0]}
 
 
-def _change(past: History, key: str) -> tuple[float, float] | None:
-    """How far the last values lie above the first ones, and that in standard errors; None before they are apart."""
-    first, last = past.first(key), past.last(key)
-    if not last or past.step < 2 * WINDOW:
+def _change(history: History, key: str) -> tuple[float, float] | None:
+    """(the mean of the last values - that of the first, the same in standard errors); None while the two overlap."""
+    first, last = history.first(key), history.last(key)
+    if not last or history.step < 2 * WINDOW:
         return None
-    by = mean(last) - mean(first)
+    change = mean(last) - mean(first)
     error = math.sqrt((np.var(first, ddof=1) + np.var(last, ddof=1)) / WINDOW)
-    return by, by / max(error, 1e-9)
+    return change, change / max(error, 1e-9)
 
 
-def _apart(past: History, limits: Limits) -> Found:
-    for role in past.names("role/([^/]+)/chi2"):
-        if (last := past.last(f"role/{role}/chi2")) and _at_least(mean(last), limits["chi2"]):
+def _sampler_apart(history: History, limits: Limits) -> Findings:
+    for role in history.names("role/([^/]+)/chi2"):
+        if (last := history.last(f"role/{role}/chi2")) and _at_least(mean(last), limits["chi2"]):
             yield role, {"chi2": mean(last)}
 
 
-def _by_role(past: History, key: str) -> Iterator[tuple[str, float, float]]:
-    """(role, its first value, the mean of its last) of the roles that have both."""
-    for role in past.names(key.format("([^/]+)")):
-        if ends := past.ends(key.format(role)):
+def _by_role(history: History, key: str) -> Iterator[tuple[str, float, float]]:
+    """(role, its first value, the mean of its last values), for the roles that have both."""
+    for role in history.names(key.format("([^/]+)")):
+        if ends := history.ends(key.format(role)):
             yield role, *ends
 
 
@@ -260,7 +260,7 @@ MONITORS = (
         "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
         "Near zero all samples of a problem are the same and teach nothing; where it rises, the role talks at random.",
         "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",
-        _left("role/{}/entropy"),
+        _fell_or_rose("role/{}/entropy"),
     ),
     Monitor(
         "readability",
@@ -269,7 +269,7 @@ MONITORS = (
         "unreadable completions of {who} went from {before:.0%} to {now:.0%}",
         "The role has lost the form of its answers; what cannot be read counts as wrong, or as a default choice.",
         "its texts in episodes/; the learning rate; rewards.format_penalty",
-        _risen("role/{}/unreadable_share"),
+        _rose("role/{}/unreadable_share"),
     ),
     Monitor(
         "length",
@@ -279,7 +279,7 @@ MONITORS = (
         "completions of {who} went from {before:.1f} to {now:.1f} tokens",
         "The role writes in another form than it began with: it pads, rambles, or leaves its work out.",
         "its texts in episodes/; what its reward says of length; the loss's aggregation",
-        _left("role/{}/length"),
+        _fell_or_rose("role/{}/length"),
     ),
     Monitor(
         "truncation",
@@ -288,7 +288,7 @@ MONITORS = (
         "completions of {who} that are cut off went from {before:.0%} to {now:.0%}",
         "The role no longer comes to an end within sampling.max_new_tokens, so its answers are lost.",
         "its length; advantages.overlong or rewards.length_penalty; a larger max_new_tokens",
-        _risen("role/{}/truncated_share"),
+        _rose("role/{}/truncated_share"),
     ),
     Monitor(
         "copying",
@@ -347,6 +347,6 @@ MONITORS = (
         "trainer and sampler of {who} are apart: chi2 {chi2:.3g}",
         "Completions come from another distribution than the one that is trained, so the gradient is biased.",
         "engine.sampler, precision (policies.dtype), an engine of another library, and the warnings of the step",
-        _apart,
+        _sampler_apart,
     ),
 )

@@ -1,6 +1,6 @@
-"""Signs in a step's table that a role decides without reading: columns to numbers, for metrics and evaluations.
+"""Signs in a step's table that a role decides without reading, as numbers for metrics and evaluations.
 
-choice, grades of the answers read ──choices──► how common the commonest choice is, balanced accuracy
+choice, grades of the answers read ──choices──► share of the commonest choice, balanced accuracy
 prompt, tokens ──copied──► the share of a completion that is copied from its prompt
 tokens ──repeated──► the share of a completion that repeats itself
 """
@@ -13,8 +13,8 @@ from marl_jax.rewards.credit import last_read, own_work, shown
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
 
-COPY = 8  # tokens in a row that also stand in the prompt are copied; fewer may meet by chance
-AT_ONCE = 1 << 20  # tokens that are looked at together
+COPY = 8  # a run of this number of tokens that is also in the prompt is a copy; a shorter one may be chance
+AT_ONCE = 1 << 20  # tokens that are compared in one batch
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep all bits
 
 
@@ -31,72 +31,72 @@ def signs(table: Table) -> dict[str, Any]:
     return values
 
 
-def choices(table: Table, mine: np.ndarray) -> dict[str, Any]:
-    """How the judges or pickers among these rows choose; nothing for other roles. A share of nothing is None.
+def choices(table: Table, calls: np.ndarray) -> dict[str, Any]:
+    """How the judges or pickers among these calls choose; empty for other roles. Shares over no calls are None.
 
     A judge decides on the last answer that it read. `recall_right` is the share of right answers that it accepts,
-    `recall_wrong` that of wrong ones that it rejects, and the balanced accuracy their mean: 0.5 for a judge that always
-    says one thing, however many answers are right.
+    `recall_wrong` that of wrong answers that it rejects, and the balanced accuracy their mean: 0.5 for a judge that
+    always says the same, however many answers are right.
 
-    A picker counts where it read right and wrong answers; elsewhere every pick is as good. `accuracy` is then
-    the share of right picks, `chance` that of a blind one, and the balanced accuracy 0.5 for a blind pick and 1 for a
-    perfect one.
+    A picker's call counts if it read both right and wrong answers; otherwise all picks are equally good. `accuracy` is
+    the share of right picks, `chance` that of a blind pick, and the balanced accuracy is 0.5 for a blind picker and 1
+    for a perfect one.
 
-    `commonest` is the share of the choice that is made most, `calls` of how many: of a judge its readable verdicts
-    on answers of a solver, of a picker the picks that count.
+    `commonest` is the share of the most frequent choice among `calls` choices: a judge's readable verdicts on answers
+    of a solver, or a picker's picks that count.
     """
-    mine = mine & table.sound
-    kinds = set(table.kind[mine].tolist())
+    calls = calls & table.sound
+    kinds = set(table.kind[calls].tolist())
     if kinds == {JUDGE}:
-        return _judged(table, mine)
-    return _picked(table, mine) if kinds == {PICKER} else {}
+        return _judged(table, calls)
+    return _picked(table, calls) if kinds == {PICKER} else {}
 
 
 def copied(table: Table, run: int = COPY) -> np.ndarray:
-    """Float[N]: the share of sampled tokens in stretches of `run` or more that are also in the prompt.
+    """Float[N]: the share of sampled tokens in runs of `run` or more that are also in the prompt.
 
     NaN for completions that are shorter than that.
     """
-    share = np.full(len(table), np.nan)
+    shares = np.full(len(table), np.nan)
     long = np.flatnonzero(table.length >= run)
     if not len(long):
-        return share
+        return shares
     prompts, tokens = table.prompt.take(long), table.tokens.take(long)
-    # A prompt that several rows share is looked at once.
+    # A prompt that several rows share is hashed once.
     keys = prompts.starts * (int(prompts.lengths.max()) + 1) + prompts.lengths
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    size = prompts.lengths[first] + np.bincount(which, tokens.lengths)
-    part, order = np.cumsum(size) // AT_ONCE, np.argsort(which, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(part[which[order]])) + 1):
-        used, mine = np.unique(which[rows], return_inverse=True)
-        there, owner, _ = _windows(prompts.take(first[used]), run)
+    _, first, prompt_of = np.unique(keys, return_index=True, return_inverse=True)
+    size = prompts.lengths[first] + np.bincount(prompt_of, tokens.lengths)
+    batch, order = np.cumsum(size) // AT_ONCE, np.argsort(prompt_of, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(batch[prompt_of[order]])) + 1):
+        used, which = np.unique(prompt_of[rows], return_inverse=True)
+        known, owner, _ = _windows(prompts.take(first[used]), run)
         hashes, row, place = _windows(tokens.take(rows), run)
-        same = _among(_of(hashes, mine[row]), _of(there, owner))
-        share[long[rows]] = _covered(place[same], tokens.lengths[rows], run)
-    return share
+        found = _among(_salted(hashes, which[row]), _salted(known, owner))
+        shares[long[rows]] = _covered(place[found], tokens.lengths[rows], run)
+    return shares
 
 
 def repeated(table: Table, run: int = COPY) -> np.ndarray:
-    """Float[N]: the share of sampled tokens in stretches of `run` or more that occurred earlier in the completion.
+    """Float[N]: the share of sampled tokens in runs of `run` or more that occurred earlier in the completion.
 
     NaN for completions that are shorter than that.
     """
-    share = np.full(len(table), np.nan)
+    shares = np.full(len(table), np.nan)
     long = np.flatnonzero(table.length >= run)
     if len(long):
         hashes, row, place = _windows(table.tokens.take(long), run)
-        again = np.ones(len(hashes), bool)
-        again[np.unique(_of(hashes, row), return_index=True)[1]] = False  # the first of each is no repeat
-        share[long] = _covered(place[again], table.length[long], run)
-    return share
+        repeat = np.ones(len(hashes), bool)
+        repeat[np.unique(_salted(hashes, row), return_index=True)[1]] = False  # first ones are no repeats
+        shares[long] = _covered(place[repeat], table.length[long], run)
+    return shares
 
 
 # ---------------------------------------------------------------- details
 
 
-def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
-    was, asked = last_read(table)
-    verdicts, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
+def _judged(table: Table, calls: np.ndarray) -> dict[str, Any]:
+    correct, asked = last_read(table)
+    verdicts, right, wrong = table.choice[calls & asked], calls & asked & correct, calls & asked & ~correct
     recalls = {
         "recall_right": share(table.choice[right] == VERDICTS["Correct"]),
         "recall_wrong": share(table.choice[wrong] == VERDICTS["Incorrect"]),
@@ -111,10 +111,10 @@ def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _picked(table: Table, mine: np.ndarray) -> dict[str, Any]:
-    solved, good = shown(table)
-    count, right = solved.sum(axis=1), good.sum(axis=1)
-    asked = mine & (right > 0) & (right < count)
+def _picked(table: Table, calls: np.ndarray) -> dict[str, Any]:
+    solver, is_right = shown(table)
+    count, right = solver.sum(axis=1), is_right.sum(axis=1)
+    asked = calls & (right > 0) & (right < count)
     accuracy = share(own_work(table)[0][asked] >= RIGHT)
     chance = float(np.mean(right[asked] / count[asked])) if asked.any() else None
     balanced = None
@@ -130,7 +130,7 @@ def _picked(table: Table, mine: np.ndarray) -> dict[str, Any]:
 
 
 def _commonest(choice: np.ndarray) -> dict[str, Any]:
-    """Of the choices that can be read."""
+    """Number of readable choices, and the share of the most frequent one."""
     counts = np.unique(choice[choice >= 0], return_counts=True)[1]
     return {
         "calls": int(counts.sum()),
@@ -139,7 +139,7 @@ def _commonest(choice: np.ndarray) -> dict[str, Any]:
 
 
 def _windows(rows: Ragged, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every stretch of `run` tokens: a hash, its row, and its place among the tokens of all rows end to end."""
+    """(hash, row, offset in the tokens of all rows end to end) of every run of `run` tokens."""
     offsets = np.cumsum(rows.lengths) - rows.lengths
     counts = np.maximum(rows.lengths - run + 1, 0)
     row = np.repeat(np.arange(len(rows)), counts)
@@ -151,16 +151,16 @@ def _windows(rows: Ragged, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return hashes, row, offsets[row] + inside
 
 
-def _among(values: np.ndarray, those: np.ndarray) -> np.ndarray:
-    """As `numpy.isin`, which takes twice as long."""
-    if not len(those):
+def _among(values: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Like `numpy.isin`, which takes twice as long."""
+    if not len(candidates):
         return np.zeros(len(values), bool)
-    those = np.sort(those)
-    return those[np.minimum(np.searchsorted(those, values), len(those) - 1)] == values
+    candidates = np.sort(candidates)
+    return candidates[np.minimum(np.searchsorted(candidates, values), len(candidates) - 1)] == values
 
 
 def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
-    """For texts end to end: the share of each that lies in some stretch of `run` tokens that begins at these places."""
+    """For texts end to end: the share of each text that is in runs of `run` tokens that begin at `places`."""
     ends = np.cumsum(lengths)
     edges = np.zeros(int(ends[-1]) + run + 1, np.int64)
     np.add.at(edges, places, 1)
@@ -169,11 +169,11 @@ def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
     return np.add.reduceat(covered.astype(np.int64), ends - lengths) / lengths
 
 
-def _of(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """The hashes, made distinct by the prompt that they belong to."""
+def _salted(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """The hashes mixed with `owner`, so that hashes of different owners do not match."""
     return (hashes ^ (owner.astype(np.uint64) + np.uint64(1)) * _BASE) * _BASE
 
 
 def share(values: np.ndarray) -> float | None:
-    """The share of true values; None without values."""
+    """The share of true values; None if there are no values."""
     return float(np.mean(values)) if len(values) else None
