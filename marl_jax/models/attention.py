@@ -1,14 +1,14 @@
 """Causal self-attention over whole rows: softmax(q k' / sqrt(D)) v, grouped-query heads, packed sequences.
 
-`attend` is the plain form, with any mask, and the reference for the others. `self_attention` is what training
-and prefill call; it takes the fastest implementation on the platform at hand, or the named one:
+`attend` is the plain form, with any mask, and the reference for the others. Training and prefill call
+`self_attention`, which uses the fastest implementation on the current platform, or the one that is named:
 
     blocks   queries in blocks, each against the keys before its end: about half the products of a full square,
-             and one block of scores in memory at a time. CPU, and wherever the kernels below do not reach.
+             and one block of scores in memory at a time. For CPUs, and where the kernels below do not apply.
     cudnn    flash attention on NVIDIA GPUs of compute capability 8.0 (Ampere) or later, for 16-bit types
     splash   the Pallas kernel that JAX ships for TPUs; its arithmetic is tested in interpreter mode, on a TPU
              it is untested
-    plain    the whole square at once
+    plain    the full square of scores at once
 """
 
 import os
@@ -24,13 +24,13 @@ _LANES = 128  # the TPU kernel tiles lengths and head dimensions by this
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """The reference. q [B,T,N,D], k and v [B,S,K,D], mask [B or 1,T,S] (true: may be seen) -> [B,T,N,D]."""
+    """The reference. q [B,T,N,D], k and v [B,S,K,D], mask [B or 1,T,S] (true: is attended) -> [B,T,N,D]."""
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
-    # The small arrays are transposed to the order of the scores, so that the scores are not: the queries of one KV
-    # head are all its heads of a position, then of the next.
+    # The small arrays are transposed, so that the large scores need not be: for each KV head, queries are ordered by
+    # position, then by query head.
     queries = (
         q.reshape(batch, length, kv_heads, group, dim)
         .swapaxes(1, 2)
@@ -38,9 +38,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     )
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
     scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
-    # A finite floor: a row that may see nothing stays finite instead of becoming NaN.
+    # A finite floor, so that a row that attends to nothing does not become NaN.
     scores = scores + jnp.repeat(jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min), group, axis=1)[:, None]
-    # Softmax does not depend on the subtracted value. Dividing at the end is one pass less over the scores.
+    # Softmax does not depend on the subtracted value. Dividing at the end saves one pass over the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     out = jnp.einsum("bkqs,bksd->bkqd", weights.astype(v.dtype), values).astype(jnp.float32)
     out = (out / weights.sum(-1, keepdims=True)).astype(v.dtype)
@@ -55,10 +55,10 @@ def causal_mask(
     start: int = 0,
     stop: int | None = None,
 ) -> jax.Array:
-    """Who sees whom, for queries start..stop over keys 0..stop: [1 or B, stop - start, stop].
+    """The mask of queries start..stop over keys 0..stop: [1 or B, stop - start, stop].
 
-    A position sees itself and those before it; in a packed row only those of its own segment, so that padding
-    (segment 0) sees padding and nothing sees it. The first `stem` columns are seen by all that follow them.
+    A position attends to itself and to earlier ones; in a packed row only within its own segment, so that padding
+    (segment 0) is only attended by padding. Everything after the first `stem` columns attends to these, too.
     """
     stop = length if stop is None else stop
     mask = (jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :])[None]
@@ -66,7 +66,7 @@ def causal_mask(
 
 
 def _together(segment_ids: jax.Array, stem: int, start: int, stop: int) -> jax.Array:
-    """Which pairs the segments allow, before causality: [B, stop - start, stop]."""
+    """The pairs that segments allow, before causality: [B, stop - start, stop]."""
     keys = segment_ids[:, None, :stop]
     same = segment_ids[:, start:stop, None] == keys
     return same | ((jnp.arange(stop) < stem) & (keys != 0)) if stem else same
@@ -81,9 +81,9 @@ def self_attention(
     *,
     stem: int = 0,
 ) -> jax.Array:
-    """Causal attention of rows with themselves. q [B,T,N,D], k and v [B,T,K,D] -> [B,T,N,D].
+    """Causal attention of rows to themselves. q [B,T,N,D], k and v [B,T,K,D] -> [B,T,N,D].
 
-    `segment_ids` and `stem` are those of `causal_mask`; rows without segments take the fastest kernels.
+    `segment_ids` and `stem` are those of `causal_mask`; rows without segments can use the fastest kernels.
     """
     chex.assert_rank([q, k, v], 4)
     length = q.shape[1]
@@ -93,7 +93,7 @@ def self_attention(
         case "blocks":
             return _blocks(q, k, v, segment_ids, stem)
         case "cudnn":
-            # The kernel skips later positions by itself. Segments become a [T,T] bias, and cost time.
+            # The kernel skips later positions by itself. Segments become a [T,T] bias, which costs time.
             mask = None if segment_ids is None else _together(segment_ids, stem, 0, length)[:, None]
             return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
         case "splash":
@@ -105,7 +105,7 @@ def self_attention(
 
 
 def chosen_here(shape: tuple[int, ...], dtype: Any) -> str:
-    """The implementation for queries of this shape and dtype on the device at hand."""
+    """The implementation for queries of this shape and dtype on the current device."""
     # "9.0" on an NVIDIA GPU; another name, or no such attribute, elsewhere
     capability = getattr(jax.local_devices()[0], "compute_capability", "")
     return choose(jax.default_backend(), shape, dtype, capability)
@@ -126,30 +126,30 @@ def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability
 
 
 def deterministic_kernels() -> bool:
-    """Whether XLA_FLAGS select kernels that give the same bits every time; of a flag given twice the last counts."""
-    given = os.environ.get("XLA_FLAGS", "")
+    """Whether XLA_FLAGS select kernels that give the same bits every time; the last of a repeated flag counts."""
+    xla_flags = os.environ.get("XLA_FLAGS", "")
     flags = {}
     for name in ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"):
-        for value in re.findall(rf"--{name}(?:=(\S*))?(?!\S)", given):
+        for value in re.findall(rf"--{name}(?:=(\S*))?(?!\S)", xla_flags):
             flags[name] = value.lower() not in ("false", "0")
     return any(flags.values())
 
 
 def block_size(length: int) -> int:
-    """How many queries the implementation "blocks" takes at a time."""
+    """The number of queries in a block of the implementation "blocks"."""
     return min(max(64, length // 8), 512)
 
 
 def _blocks(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, stem: int) -> jax.Array:
     length = q.shape[1]
     size = block_size(length)
-    part = jax.checkpoint(attend)  # the backward pass, too, holds the scores of one block only
-    done = []
+    part = jax.checkpoint(attend)  # so that the backward pass, too, keeps the scores of only one block
+    outputs = []
     for start in range(0, length, size):
         stop = min(start + size, length)
         mask = causal_mask(length, segment_ids, stem=stem, start=start, stop=stop)
-        done.append(part(q[:, start:stop], k[:, :stop], v[:, :stop], mask))
-    return jnp.concatenate(done, axis=1)
+        outputs.append(part(q[:, start:stop], k[:, :stop], v[:, :stop], mask))
+    return jnp.concatenate(outputs, axis=1)
 
 
 def _splash(

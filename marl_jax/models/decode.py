@@ -1,8 +1,8 @@
-"""Cached decoding: the layers unrolled over one pair of arrays per layer, updated in place.
+"""Cached decoding: unrolled layers with one pair of key and value arrays per layer, updated in place.
 
 One function, `extend`, both prefills and decodes: it feeds C more tokens to every row of a cache (C = 1 while
-decoding), or of several caches of different lengths. Keys are stored transposed, which is how a CPU reads one query
-per row fastest and no accelerator minds.
+decoding); `extend_rungs` does so for several caches of different lengths. Keys are stored transposed, because that is
+fastest on a CPU with one query per row, and makes no difference on accelerators.
 
     cache row:  [ 0 .. start )  written before   [ start .. start + C )  written now   the rest: never attended
 """
@@ -24,7 +24,7 @@ from marl_jax.models.weight_table import Tree
 
 @flax.struct.dataclass
 class Cache:
-    """Keys and values of R rows with room for T tokens each; one array per layer, so that each stays in place."""
+    """Keys and values of R rows with room for T tokens each; one array per layer, so that each is updated in place."""
 
     keys: tuple[jax.Array, ...]  # [R,K,D,T] per layer, after RoPE
     values: tuple[jax.Array, ...]  # [R,K,T,D] per layer
@@ -41,7 +41,7 @@ class Cache:
 
 
 def empty_cache(config: ModelConfig, rows: int, length: int, mesh: Mesh | None = None) -> Cache:
-    """A cache of zeros; over a mesh, rows lie along "data" and heads along "model" where those divide them."""
+    """A cache of zeros; on a mesh, rows are sharded over "data" and heads over "model" if the axes divide them."""
     kv, dim, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
     sharding = None if mesh is None else NamedSharding(mesh, _partition(mesh, rows, kv))
 
@@ -53,20 +53,20 @@ def empty_cache(config: ModelConfig, rows: int, length: int, mesh: Mesh | None =
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int) -> int:
-    """How much memory `empty_cache` takes."""
+    """The size of the cache of `empty_cache` in bytes."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     return rows * length * per_token * jnp.dtype(config.dtype).itemsize
 
 
 def unstack(params: Tree, config: ModelConfig) -> list[Tree]:
-    """The weights of each layer; slice them outside a decoding loop, so that they are cut out once."""
+    """The weights of each layer; call this outside of a decoding loop, so that they are sliced only once."""
     return [_layer(params["layers"], i) for i in range(config.num_hidden_layers)]
 
 
 def unstack_lora(
     adapters: Tree | None, index: jax.Array, scale: float, config: ModelConfig
 ) -> list[LayerLora | None]:
-    """The adapters of each layer, and which of them each row takes: index [B], -1 for none."""
+    """The adapters of each layer, and the adapter that each row uses: index [B], -1 for none."""
     if adapters is None:
         return [None] * config.num_hidden_layers
     select = lora_lib.select_rows(index, adapters, scale)
@@ -83,9 +83,9 @@ def extend(
     start: jax.Array,
     lora: list[LayerLora | None],
 ) -> tuple[jax.Array, Cache]:
-    """Feed tokens [R,C] at positions start [R].. to the cache -> final normed hidden states [R,C,H], the cache.
+    """Feed tokens [R,C] at positions start [R].. to the cache -> (final normed hidden states [R,C,H], the cache).
 
-    Tokens that would fall behind the end of the cache are dropped, so a row may be padded on the right.
+    Tokens beyond the end of the cache are dropped, so a row may be padded on the right.
     """
     hidden, (cache,) = extend_rungs(params, layers, config, (cache,), tokens, start, lora)
     return hidden, cache
@@ -101,9 +101,9 @@ def extend_rungs(
     start: jax.Array,
     lora: list[LayerLora | None],
 ) -> tuple[jax.Array, tuple[Cache, ...]]:
-    """`extend` where the rows lie in several caches, one behind the other: all rows share one product with each weight.
+    """`extend` for rows in several caches, one after the other: all rows share one product with each weight.
 
-    Rows behind the last cache attend nothing.
+    Rows beyond the last cache attend to nothing.
     """
     chex.assert_rank([tokens, start], [2, 1])
     ends = np.cumsum([cache.rows for cache in rungs]).tolist()
@@ -113,22 +113,22 @@ def extend_rungs(
         rows = rungs[rung].rows
         return x if rows == len(x) else x[ends[rung] - rows : ends[rung]]
 
-    places = [part(positions, rung) for rung in range(len(rungs))]
-    seen = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, places)]  # [R,C,T]
+    columns = [part(positions, rung) for rung in range(len(rungs))]
+    masks = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, columns)]  # [R,C,T]
     x = qwen3.embed(params, tokens)
     angles = qwen3.rotation(config, positions)
     written: list[list[tuple[jax.Array, jax.Array]]] = [[] for _ in rungs]
     for i, layer in enumerate(layers):
         q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
-        mixed = []
+        outs = []
         for rung, cache in enumerate(rungs):
             new = part(k, rung), part(v, rung)
-            keys, values = _write(cache.keys[i], cache.values[i], *new, places[rung])
+            keys, values = _write(cache.keys[i], cache.values[i], *new, columns[rung])
             written[rung].append((keys, values))
-            mixed.append(_attend(part(q, rung), keys, values, seen[rung]))
+            outs.append(_attend(part(q, rung), keys, values, masks[rung]))
         if ends[-1] < len(q):
-            mixed.append(jnp.zeros_like(q[ends[-1] :]))
-        x = x + qwen3.project_out(layer, mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed), lora[i])
+            outs.append(jnp.zeros_like(q[ends[-1] :]))
+        x = x + qwen3.project_out(layer, outs[0] if len(outs) == 1 else jnp.concatenate(outs), lora[i])
         x = x + qwen3.mlp(layer, config, x, lora[i])
     hidden = qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps)
     return hidden, tuple(Cache(*(tuple(arrays) for arrays in zip(*layers_of))) for layers_of in written)
@@ -141,20 +141,20 @@ def _layer(stacked: Tree, index: int) -> Tree:
 def _write(
     keys: jax.Array, values: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Put k and v [R,C,K,D] into columns positions [R,C]."""
+    """Write k and v [R,C,K,D] at `positions` [R,C] of each row."""
     rows = jnp.arange(keys.shape[0])[:, None]
     return keys.at[rows, :, :, positions].set(k, **UNIQUE), values.at[rows, :, positions].set(v, **UNIQUE)
 
 
-def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> jax.Array:
-    """q [R,C,N,D] over keys [R,K,D,T] and values [R,K,T,D] where seen [R,C,T] -> [R,C,N,D]; softmax in float32."""
+def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """q [R,C,N,D], keys [R,K,D,T], values [R,K,T,D], mask [R,C,T] -> [R,C,N,D]; softmax in float32."""
     rows, new, heads, dim = q.shape
     kv, group = keys.shape[1], heads // keys.shape[1]
-    # All queries of a KV head as the rows of one small matrix: on CPU faster than a product of five dimensions.
+    # The queries of a KV head are the rows of one small matrix: on a CPU faster than a product with five dimensions.
     queries = q.reshape(rows, new, kv, group, dim).swapaxes(1, 2).reshape(rows, kv, new * group, dim)
     scores = jnp.einsum("rkqd,rkdt->rkqt", queries, keys, preferred_element_type=jnp.float32)
-    seen = jnp.repeat(seen, group, axis=1)[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores * dim**-0.5, -jnp.inf), axis=-1).astype(values.dtype)
+    mask = jnp.repeat(mask, group, axis=1)[:, None]
+    weights = jax.nn.softmax(jnp.where(mask, scores * dim**-0.5, -jnp.inf), axis=-1).astype(values.dtype)
     out = jnp.einsum("rkqt,rktd->rkqd", weights, values)
     return out.reshape(rows, kv, new, group, dim).swapaxes(1, 2).reshape(q.shape)
 

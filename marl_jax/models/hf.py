@@ -1,7 +1,7 @@
-"""Published Qwen3 directories in and out: `config.json` and safetensors, whole or in shards.
+"""Read and write published Qwen3 directories: `config.json` and safetensors, in one file or in shards.
 
-Every weight of the table must be there once, in its shape, and nothing else. Weights stream from disk into
-their place, so the peak of host memory is about the model itself.
+A directory must contain every weight of the table once, in its shape, and nothing else. Weights stream from disk into
+their arrays, so the peak of host memory is about the size of the model.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_UNFINISHED = ".unfinished"  # a model is written here first, and then moved to its place
+_UNFINISHED = ".unfinished"  # a model is written to this folder first, and then moved to its directory
 _TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
 
 
@@ -61,17 +61,17 @@ def load_hf(
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
-    path, second = located(directory) / CONFIG, located(directory) / GENERATION
-    saved = "a checkpoint becomes a model by `export`" if (path.parent / "seal.json").exists() else ""
-    published = read_json(path, saved or "is this the directory of a Qwen3 model?")
+    path, generation_path = located(directory) / CONFIG, located(directory) / GENERATION
+    hint = "a checkpoint becomes a model by `export`" if (path.parent / "seal.json").exists() else ""
+    published = read_json(path, hint or "is this the directory of a Qwen3 model?")
     try:
         config = ModelConfig.from_hf(published, dtype=dtype)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    more = read_json(second).get("eos_token_id") if second.exists() else None
-    every: list[Any] = more if isinstance(more, list) else [more]
-    listed = [token for token in every if is_whole(token)]
-    # Of a model that was cut, the file may be older.
+    token_ids = read_json(generation_path).get("eos_token_id") if generation_path.exists() else None
+    candidates: list[Any] = token_ids if isinstance(token_ids, list) else [token_ids]
+    listed = [token for token in candidates if is_whole(token)]
+    # If a model's vocabulary was cut, its generation_config.json may still name tokens that were removed.
     added = [token for token in listed if 0 <= token < config.vocab_size and token not in config.stop_tokens]
     return dataclasses.replace(config, eos_token_id=(*config.stop_tokens, *added)) if added else config
 
@@ -86,16 +86,16 @@ def save_hf(
 ) -> None:
     """Write a directory that transformers, vLLM and others load; reading it back gives the same bits.
 
-    `tokenizer` is a tokenizer, or the directory of one, whose files are copied unchanged. A model that is in the
-    directory already is replaced only when all of this one is on disk. Of other files in the directory, only those of
-    an old tokenizer are removed, and only where a new one is given.
+    `tokenizer` is a tokenizer, or a directory with one, whose files are copied unchanged. An older model in the
+    directory is replaced only when all of the new one is on disk. Other files in the directory are kept, except for
+    those of an old tokenizer if there is a new one.
     """
     _check_params(config, params)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
         check_vocabulary(tokenizer, config)
     directory = Path(directory)
     fresh = directory / _UNFINISHED
-    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(fresh, ignore_errors=True)  # left behind by a process that was killed
     fresh.mkdir(parents=True)
     try:
         _write(fresh, config, params, tokenizer, max_shard_bytes)
@@ -120,7 +120,7 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in TOKENS if published[name] is not None}
     base = located(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
-    # How the base is sampled elsewhere, but for lengths: a server cuts all answers at those of a base.
+    # The sampling defaults of the base, without its lengths: a server would cut all answers at these.
     defaults = read_json(base) if base is not None and base.is_file() else {}
     defaults = {name: value for name, value in defaults.items() if name not in LENGTHS}
     write_json(directory / GENERATION, defaults | tokens)
@@ -131,8 +131,8 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
 def _replace(directory: Path, fresh: Path) -> None:
     """Move the files of `fresh` into `directory`; remove the weights and the tokenizer of the model it replaces."""
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()} - {Path(CONFIG)}
-    # Shards of two models may have the same names. A directory without config.json does not load, so that no mixture of
-    # the two can: the old config.json is removed first, and the new one is moved last.
+    # Shards of two models may have the same names. A directory without config.json does not load, so the old one is
+    # removed first and the new one is moved last: a mixture of two models never loads.
     (directory / CONFIG).unlink(missing_ok=True)
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _replace(directory: Path, fresh: Path) -> None:
 
 
 def _find_tensors(directory: Path) -> dict[str, Tensor]:
-    """The place of each published weight, in one file or the shards of an index."""
+    """The `Tensor` of each published weight, in one file or in the shards of an index."""
     single, index = directory / SINGLE, directory / INDEX
     if single.exists() and index.exists():
         raise ValueError(f"{directory} has both {SINGLE} and {INDEX}; remove the one that is out of date")
@@ -185,17 +185,17 @@ def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> 
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise ValueError(f"{directory} lacks the weight {_some(missing)}")
-    repeated = config.tie_word_embeddings and _TIED_HEAD in tensors
-    extra = [name for name in tensors if name not in expected and not (repeated and name == _TIED_HEAD)]
+    has_tied_head = config.tie_word_embeddings and _TIED_HEAD in tensors
+    extra = [name for name in tensors if name not in expected and not (has_tied_head and name == _TIED_HEAD)]
     if extra:
         raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_some(extra)}")
     for name, shape in expected.items():
         if tensors[name].shape != shape:
-            stated = list(tensors[name].shape)
+            shape_list = list(tensors[name].shape)
             raise ValueError(
-                f"{tensors[name].path}: {name} has shape {stated}, config.json asks for {list(shape)}"
+                f"{tensors[name].path}: {name} has shape {shape_list}, config.json asks for {list(shape)}"
             )
-    if repeated and not _equal(tensors[_TIED_HEAD], tensors[table(config)["embed"].hf]):
+    if has_tied_head and not _equal(tensors[_TIED_HEAD], tensors[table(config)["embed"].hf]):
         raise ValueError(
             f"{tensors[_TIED_HEAD].path}: {_TIED_HEAD} differs from the embedding, though config.json says "
             "tie_word_embeddings; set that to false"
@@ -219,7 +219,7 @@ def _read(weight: Weight, tensors: dict[str, Tensor], dtype: np.dtype) -> np.nda
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that JAX on CPU takes over without a copy, which it does at multiples of 64 bytes."""
+    """An uninitialised array at a multiple of 64 bytes, which JAX on CPU takes over without a copy."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -233,22 +233,22 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_params(config: ModelConfig, params: Tree) -> None:
-    stated = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(abstract(config))}
+    stated = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(abstract(config))}
     given = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
     if stated.keys() != given.keys():
         raise ValueError(
             f"the parameters and the config disagree on {_some(sorted(stated.keys() ^ given.keys()))}"
         )
-    for name, leaf in stated.items():
-        got = given[name]
-        if (got.shape, got.dtype) != (leaf.shape, leaf.dtype):
+    for name, spec in stated.items():
+        leaf = given[name]
+        if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
             raise ValueError(
-                f"{name} is {got.dtype}{list(got.shape)}; the config says {leaf.dtype}{list(leaf.shape)}"
+                f"{name} is {leaf.dtype}{list(leaf.shape)}; the config says {spec.dtype}{list(spec.shape)}"
             )
 
 
 def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
-    """File -> names, in the order of `_published_arrays`; no file above max_bytes unless one weight is."""
+    """{file: names}, in the order of `_published_arrays`; a file is above max_bytes only if one weight is."""
     groups: list[list[str]] = [[]]
     filled = 0
     for weight in jax.tree.leaves(table(config)):
