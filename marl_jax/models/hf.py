@@ -191,9 +191,9 @@ def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> 
         raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_some(extra)}")
     for name, shape in expected.items():
         if tensors[name].shape != shape:
-            shape_list = list(tensors[name].shape)
+            actual = list(tensors[name].shape)
             raise ValueError(
-                f"{tensors[name].path}: {name} has shape {shape_list}, config.json asks for {list(shape)}"
+                f"{tensors[name].path}: {name} has shape {actual}, config.json asks for {list(shape)}"
             )
     if has_tied_head and not _equal(tensors[_TIED_HEAD], tensors[table(config)["embed"].hf]):
         raise ValueError(

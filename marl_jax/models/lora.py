@@ -1,7 +1,7 @@
 """Low-rank adapters on every linear layer, many at once: y = x W + scale (x A) B, stacked on a leading axis.
 
-A batch with mixed adapters is a dense masked product: x meets the A of all adapters side by side, each row keeps its
-own adapter's ranks, and the others enter the product with all B as zeros. No row gathers its weights.
+A batch with mixed adapters is a dense masked product: x is multiplied with the A of all adapters side by side, ranks of
+other adapters than the row's own are set to 0, and the result is multiplied with all B. No row gathers its weights.
 
     adapters = {"q": {"a": [P,L,H,r], "b": [P,L,r,N,D]}, ..., "o": {"a": [P,L,N,D,r], "b": [P,L,r,H]}, ...}
 """
@@ -34,14 +34,14 @@ LINEAR = {
 
 @flax.struct.dataclass
 class LayerLora:
-    """The adapters of one layer, their R = P r ranks side by side, and which of these each row of the batch uses."""
+    """The adapters of one layer, with their R = P r ranks side by side, and the ranks that each row of a batch uses."""
 
     weights: dict[str, Any]  # {"q": {"a": [*in,R], "b": [R,*out]}, ...}
     select: jax.Array  # [B,R] float32: the scale at the ranks of the row's own adapter, 0 elsewhere
 
 
 def init_lora(key: jax.Array | int, config: ModelConfig, rank: int, num_adapters: int) -> Tree:
-    """`num_adapters` fresh adapters in the model's dtype; b is zero, so that each computes the base model."""
+    """`num_adapters` fresh adapters in the model's dtype; b is zero, so that each leaves the base model unchanged."""
     if rank < 1 or num_adapters < 1:
         raise ValueError(f"rank is {rank} and num_adapters {num_adapters}; both must be at least 1")
     key = jax.random.key(int(key)) if is_whole(key) else key
@@ -54,24 +54,24 @@ def _fresh(key: jax.Array, config: ModelConfig, rank: int, num_adapters: int) ->
     shapes = {}
     for name, axes in LINEAR.items():
         depth, *dims = layers[name].shape
-        split = len(axes.split("->")[0])
-        inner, outer = dims[:split], dims[split:]
+        input_axes = len(axes.split("->")[0])
+        inner, outer = dims[:input_axes], dims[input_axes:]
         shapes[name] = (num_adapters, depth, *inner, rank), (num_adapters, depth, rank, *outer)
-    # One draw for all: each separate one costs its own compilation.
-    ends = list(itertools.accumulate(math.prod(a) for a, _ in shapes.values()))
-    noise = jnp.split(jax.random.normal(key, ends[-1:], jnp.float32), ends[:-1])
+    # One draw for all adapters: each separate draw would be compiled separately.
+    offsets = list(itertools.accumulate(math.prod(a) for a, _ in shapes.values()))
+    noise = jnp.split(jax.random.normal(key, offsets[-1:], jnp.float32), offsets[:-1])
     adapters = {}
-    for part, (name, (a, b)) in zip(noise, shapes.items()):
+    for values, (name, (a, b)) in zip(noise, shapes.items()):
         scale = (3 * math.prod(a[2:-1])) ** -0.5  # the spread that PEFT starts with
         adapters[name] = {
-            "a": (scale * part.reshape(a)).astype(config.dtype),
+            "a": (scale * values.reshape(a)).astype(config.dtype),
             "b": jnp.zeros(b, config.dtype),
         }
     return adapters
 
 
 def num_adapters(adapters: Tree) -> int:
-    """How many adapters are stacked."""
+    """The number of stacked adapters."""
     return adapters["q"]["a"].shape[0]
 
 
@@ -83,7 +83,7 @@ def select_rows(adapter_index: jax.Array, adapters: Tree, scale: float) -> jax.A
 
 
 def by_layer(adapters: Tree) -> Tree:
-    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], in the form for a scan or a slice of one layer."""
+    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], ready for a scan or a slice of one layer."""
 
     def join(pair: Tree) -> Tree:
         a, b = jnp.moveaxis(pair["a"], 0, -2), jnp.moveaxis(pair["b"], 0, 1)
@@ -98,12 +98,12 @@ def delta(name: str, x: jax.Array, lora: LayerLora) -> jax.Array:
     weights = lora.weights[name]
     low = jnp.einsum(f"...{inner},{inner}r->...r", x, weights["a"])
     select = lora.select.reshape(x.shape[0], *(1,) * (low.ndim - 2), -1)
-    scaled = (low * select).astype(low.dtype)  # in float32: most scales, such as 16/6, are no bfloat16
+    scaled = (low * select).astype(low.dtype)  # in float32: most scales, such as 16/6, are not bfloat16
     return jnp.einsum(f"...r,r{outer}->...{outer}", scaled, weights["b"])
 
 
 def merge(params: Tree, adapter: Tree, scale: float) -> Tree:
-    """The parameters with one adapter, a [L,*in,r] and b [L,r,*out], added into the weights; summed in float32."""
+    """The parameters with one adapter, a [L,*in,r] and b [L,r,*out], added to the weights; summed in float32."""
     layers = dict(params["layers"])
     for name, axes in LINEAR.items():
         inner, outer = axes.split("->")

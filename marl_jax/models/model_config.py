@@ -1,7 +1,7 @@
 """The configuration of a Qwen3 model, with the field names of a published `config.json`.
 
-A `ModelConfig` is frozen and hashable, so that it can be a static argument of `jax.jit`. What this library
-does not compute (RoPE scaling, sliding windows, biases, other architectures) is refused by name on reading.
+A `ModelConfig` is frozen and hashable, so that it can be a static argument of `jax.jit`. Reading a configuration with
+unsupported features (RoPE scaling, sliding windows, biases, other architectures) raises an error that names them.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ class ModelConfig:
     tie_word_embeddings: bool = True  # logits use the embedding table
     max_position_embeddings: Count = 40960  # longest context
     dtype: str = "float32"  # of the stored weights
-    bos_token_id: int | None = None  # begins a text, where there is one
-    eos_token_id: int | tuple[int, ...] | None = None  # ends it
-    pad_token_id: int | None = None  # fills up
+    bos_token_id: int | None = None  # begins a text; None: there is no such token
+    eos_token_id: int | tuple[int, ...] | None = None  # ends a text
+    pad_token_id: int | None = None  # padding
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -64,7 +64,7 @@ class ModelConfig:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """The tokens that end a sequence, as a tuple whatever the spelling."""
+        """The tokens that end a sequence, always as a tuple."""
         ids = self.eos_token_id
         return () if ids is None else ids if isinstance(ids, tuple) else (ids,)
 
@@ -77,7 +77,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, published: Mapping[str, Any], *, dtype: str | None = None) -> "ModelConfig":
-        """Read the content of a `config.json`, in the older or newer spelling; `dtype` overrides its own."""
+        """Read the content of a `config.json`, in the older or newer spelling; `dtype` overrides the file's."""
         if published.get("model_type") != "qwen3":
             raise ValueError(
                 f"model_type is {published.get('model_type')!r}; only 'qwen3' (dense) is supported"
@@ -90,10 +90,10 @@ class ModelConfig:
         if missing:
             raise ValueError(f"the model configuration lacks {', '.join(missing)}")
         if dtype is None:
-            spelled = {str(published[k]) for k in ("dtype", "torch_dtype") if published.get(k) is not None}
-            if len(spelled) > 1:
-                raise ValueError(f"dtype and torch_dtype disagree: {' and '.join(sorted(spelled))}")
-            dtype = (spelled or {"float32"}).pop().removeprefix("torch.")
+            dtypes = {str(published[k]) for k in ("dtype", "torch_dtype") if published.get(k) is not None}
+            if len(dtypes) > 1:
+                raise ValueError(f"dtype and torch_dtype disagree: {' and '.join(sorted(dtypes))}")
+            dtype = (dtypes or {"float32"}).pop().removeprefix("torch.")
             if dtype not in DTYPES:
                 raise ValueError(
                     f"dtype is {dtype!r}; load the weights as one of {', '.join(DTYPES)}, with dtype= or, in a run, "
@@ -136,10 +136,10 @@ def _refuse_unsupported(published: Mapping[str, Any]) -> None:
     for name in ("attention_bias", "use_sliding_window", "quantization_config"):
         if published.get(name):
             raise ValueError(f"{name} is {published[name]!r}; it is not supported")
-    other = set(published.get("layer_types") or ()) - {"full_attention"}
-    if other:
+    unknown = set(published.get("layer_types") or ()) - {"full_attention"}
+    if unknown:
         raise ValueError(
-            f"layer_types has {', '.join(map(repr, sorted(other)))}; only 'full_attention' is supported"
+            f"layer_types has {', '.join(map(repr, sorted(unknown)))}; only 'full_attention' is supported"
         )
     for field in ("rope_scaling", "rope_parameters"):
         rope = published.get(field) or {}
@@ -148,10 +148,10 @@ def _refuse_unsupported(published: Mapping[str, Any]) -> None:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise ValueError(f"{field} asks for RoPE scaling {kind!r}; only plain RoPE is supported")
-        other = set(rope) - {"rope_type", "type", "rope_theta"}
-        if other:
+        unknown = set(rope) - {"rope_type", "type", "rope_theta"}
+        if unknown:
             raise ValueError(
-                f"{field} has {', '.join(map(repr, sorted(other)))}; only plain RoPE is supported"
+                f"{field} has {', '.join(map(repr, sorted(unknown)))}; only plain RoPE is supported"
             )
 
 

@@ -1,6 +1,6 @@
-"""One adapter, written in the PEFT library's layout: `adapter_model.safetensors`, `adapter_config.json`.
+"""Write one adapter in the PEFT library's layout: `adapter_model.safetensors`, `adapter_config.json`.
 
-Its matrices are [out, in]: lora_A is [r, in] and lora_B [out, r], one pair per layer and linear module.
+PEFT's matrices are [out, in]: lora_A is [r, in] and lora_B [out, r], one pair per layer and linear module.
 """
 
 import os
@@ -26,19 +26,19 @@ def save_peft(
     alpha: float,
     base_model: str,
 ) -> None:
-    """Write one adapter, a [L,*in,r] and b [L,r,*out]. `base_model` is the name or directory of its base."""
+    """Write one adapter, a [L,*in,r] and b [L,r,*out]. `base_model` is the name or directory of its base model."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     layers = table(config)["layers"]
     rank = adapter["q"]["a"].shape[-1]
     matrices: dict[str, np.ndarray] = {}
     for module in LINEAR:
-        columns = [np.asarray(adapter[module][part]) for part in "ab"]
-        for layer, (a, b) in enumerate(zip(*columns)):
+        arrays = [np.asarray(adapter[module][part]) for part in "ab"]
+        for layer, (a, b) in enumerate(zip(*arrays)):
             stem = "base_model.model." + layers[module].hf.format(layer=layer).removesuffix("weight")
             matrices[stem + "lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
             matrices[stem + "lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    # That of an older adapter: killed before the end, this one is none.
+    # The config of an older adapter goes first, so that a directory is no adapter if the process is killed midway.
     (directory / CONFIG).unlink(missing_ok=True)
     save_tensors(directory / WEIGHTS, matrices)
     write_json(

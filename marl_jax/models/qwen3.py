@@ -1,7 +1,7 @@
 """Qwen3 as plain functions: a tree of weights and tokens in, logits out.
 
-Training and scoring scan over the stacked layers (for how many at a time, see `unrolled`). The building
-blocks (`rms_norm`, `rotation`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
+Training and scoring scan over the stacked layers (`unrolled` layers per iteration). The building blocks (`rms_norm`,
+`rotation`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
 
     x += o(attention(rope(q_norm(q x)), rope(k_norm(k x)), v x));   x += down(silu(gate x) * up x)
 """
@@ -24,29 +24,29 @@ from marl_jax.models.lora import LINEAR, LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
-UNROLLED = 8  # layers at most, see `unrolled`
+UNROLLED = 8  # a CPU unrolls models with at most this many layers, see `unrolled`
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 
 _random = jax.jit(weight_table.random, static_argnums=1)
 
 
 def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
-    """Matrix products, and what cuDNN's attention kernel needs again."""
+    """Saves the outputs of matrix products and of cuDNN's attention kernel."""
     if "dot_product_attention_fwd" in primitive.name:
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
 
 
-# Values that a layer keeps for its backward pass; the rest is computed again.
+# Policies for the values that a layer keeps for its backward pass; all other values are recomputed.
 REMAT = {"layer": jax.checkpoint_policies.nothing_saveable, "dots": _dots}
 
 
 def full_precision(fn: Callable) -> Callable:
-    """Trace a function so that its float32 products are float32 on every platform, however strict JAX is elsewhere.
+    """Trace a function with true float32 products on every platform, and with JAX's default promotion rules.
 
-    GPUs (TF32) and TPUs (bfloat16 passes) round the factors otherwise. 16-bit products are not affected, and the
-    backward pass takes over the arguments of the forward pass. `jax_numpy_rank_promotion` and
-    `jax_numpy_dtype_promotion` are for the caller's own code.
+    By default, GPUs (TF32) and TPUs (bfloat16 passes) round the factors. 16-bit products are not affected, and the
+    backward pass inherits the settings of the forward pass. A caller's `jax_numpy_rank_promotion` and
+    `jax_numpy_dtype_promotion` apply only to the caller's own code.
     """
 
     @functools.wraps(fn)
@@ -64,7 +64,7 @@ def init(key: jax.Array | int, config: ModelConfig) -> Tree:
 
 
 def forward(params: Tree, config: ModelConfig, tokens: ArrayLike, **kwargs: Any) -> jax.Array:
-    """tokens [B,T] -> logits [B,T,V] in float32. Takes the keywords of `hidden_states`."""
+    """tokens [B,T] -> logits [B,T,V] in float32; keywords as in `hidden_states`."""
     return unembed(params, config, hidden_states(params, config, tokens, **kwargs))
 
 
@@ -85,13 +85,13 @@ def hidden_states(
     """tokens [B,T] -> the final normed hidden states [B,T,H].
 
     positions [B,T] default to 0..T-1. segment_ids [B,T] mark the sequences of a packed row, 0 being padding;
-    rows padded on the right need none, since no token sees a later one. adapters with adapter_index [B]
-    (-1: none) add `adapter_scale` = alpha / rank times the adapter. remat is "none", "layer" (keep only what
-    enters each layer) or "dots" (keep the matrix products). attention names an implementation of
-    `models.attention`; by default the platform's own.
+    rows padded on the right need none, because no token sees a later one. adapters with adapter_index [B]
+    (-1: none) add `adapter_scale` = alpha / rank times the adapter. remat is "none", "layer" (keep only the
+    input of each layer) or "dots" (keep the matrix products). attention names an implementation of
+    `models.attention`; the default is the platform's fastest.
 
-    Inside jit no id can be refused, so callers check ids on the host: one beyond the vocabulary makes its row NaN,
-    at the latest from its position on; a negative one counts from the end of the vocabulary.
+    Token ids cannot be checked inside jit, so callers check them on the host: an id beyond the vocabulary makes its
+    row NaN, at the latest from its position on; a negative id counts from the end of the vocabulary.
     """
     tokens = jnp.asarray(tokens)
     chex.assert_rank(tokens, 2)
@@ -127,13 +127,13 @@ def hidden_states(
 
 
 def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfig, remat: str) -> jax.Array:
-    """x after `step(x, layer) -> (x, None)` of every layer of the stack; `remat` is that of `hidden_states`."""
+    """x after `step(x, layer) -> (x, None)` for every layer of the stack; `remat` as in `hidden_states`."""
     count = unrolled(config, remat)
     if remat != "none":
         if remat not in REMAT:
             raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
-        # XLA merges equal computations of unrolled layers (not those of a loop's body): it would keep the first result
-        # instead of computing it again, and save no memory.
+        # XLA merges equal computations of unrolled layers (but not of a loop's body): it would keep the first result
+        # instead of recomputing it, and save no memory.
         step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=count > 1)
     return jax.lax.scan(step, x, layers, unroll=count)[0]
 
@@ -143,16 +143,16 @@ def unrolled(config: ModelConfig, remat: str) -> int:
 
     Unrolled layers take longer to compile, but need not copy values for the backward pass into a stack and out
     again. With deterministic GPU kernels, a 16-bit model scans one layer at a time: XLA fails on two equal calls of
-    cuDNN's backward attention in one program, because it looks one's graph up under another key (openxla/xla#46500).
+    cuDNN's backward attention in one program, because it looks one graph up under another key (openxla/xla#46500).
     """
     match jax.default_backend():
         case "gpu":
-            whole = config.dtype == "float32" or not deterministic_kernels()
+            unroll = config.dtype == "float32" or not deterministic_kernels()
         case "cpu":
-            whole = config.num_hidden_layers <= UNROLLED and remat == "none"
+            unroll = config.num_hidden_layers <= UNROLLED and remat == "none"
         case _:
-            whole = False
-    return config.num_hidden_layers if whole else 1
+            unroll = False
+    return config.num_hidden_layers if unroll else 1
 
 
 def embed(params: Tree, tokens: jax.Array) -> jax.Array:
@@ -169,23 +169,23 @@ def unembed(params: Tree, config: ModelConfig, hidden: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * weight over the last axis, in float32 whatever the dtypes."""
+    """x / rms(x) * weight over the last axis, computed in float32 for all dtypes."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (normed * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
-    """Of positions [...]: cosines and sines [...,1,D], for all heads and layers."""
-    # Each step rounded to float32 once, as the reference implementation has it: one unit in the last place of
+    """Cosines and sines [...,1,D] of positions [...], for all heads and layers."""
+    # Each step is rounded to float32 once, as in the reference implementation: one unit in the last place of
     # a frequency is 0.002 radians at position 40,000.
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     power = np.power(config.rope_theta, exponent.astype(np.float64)).astype(np.float32)
     angle = positions.astype(jnp.float32)[..., None, None] * (np.float32(1) / power)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    double = lambda low, high: jnp.concatenate([low, high], axis=-1)
-    # Without the barrier the compiler would compute them again wherever they are used.
-    return jax.lax.optimization_barrier((double(cos, cos), double(-sin, sin)))
+    joined = lambda low, high: jnp.concatenate([low, high], axis=-1)
+    # Without the barrier, the compiler would recompute them wherever they are used.
+    return jax.lax.optimization_barrier((joined(cos, cos), joined(-sin, sin)))
 
 
 def rope(x: jax.Array, rotation: Rotation) -> jax.Array:
@@ -197,29 +197,28 @@ def rope(x: jax.Array, rotation: Rotation) -> jax.Array:
 
 def _swap_halves(x: jax.Array) -> jax.Array:
     half = x.shape[-1] // 2
-    if (
-        jax.default_backend() == "cpu"
-    ):  # a concatenation is a scalar loop there; a product with 0 and 1 is exact
+    if jax.default_backend() == "cpu":
+        # A concatenation is a scalar loop on a CPU; a product with 0 and 1 is exact.
         return x @ np.roll(np.eye(2 * half, dtype=np.float32), half, axis=1)
     return jnp.roll(x, half, axis=-1)
 
 
 def fused(layer: Tree) -> Tree:
-    """A layer's weights without an adapter, on a CPU those that read the same input in one array: a third less of
-    products to compile.
+    """The weights of a layer without an adapter; on a CPU, weights that read the same input are joined into one array,
+    so that a third fewer products are compiled.
     """
     if jax.default_backend() != "cpu":
         return layer
-    heads = lambda *names: jnp.concatenate([layer[name] for name in names], axis=1)
+    join = lambda *names: jnp.concatenate([layer[name] for name in names], axis=1)
     norms = [jnp.broadcast_to(layer[f"{name}_norm"], layer[name].shape[1:]) for name in "qk"]
-    new = {"qkv": heads("q", "k", "v"), "qk_norm": jnp.concatenate(norms), "gate_up": heads("gate", "up")}
+    new = {"qkv": join("q", "k", "v"), "qk_norm": jnp.concatenate(norms), "gate_up": join("gate", "up")}
     return {name: layer[name] for name in ("attn_norm", "o", "mlp_norm", "down")} | new
 
 
 def project_qkv(
     layer: Tree, config: ModelConfig, x: jax.Array, rotation: Rotation, lora: LayerLora | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x [B,...,H], rotated for its positions -> q [B,...,N,D], k and v [B,...,K,D], ready for attention."""
+    """x [B,...,H] -> q [B,...,N,D] and k [B,...,K,D], rotated by their positions, and v [B,...,K,D]."""
     eps = config.rms_norm_eps
     x = rms_norm(x, layer["attn_norm"], eps)
     if "qkv" in layer:
@@ -234,7 +233,7 @@ def project_qkv(
 
 
 def project_out(layer: Tree, attended: jax.Array, lora: LayerLora | None = None) -> jax.Array:
-    """attended [B,...,N,D] -> what attention adds to the residual stream, [B,...,H]."""
+    """attended [B,...,N,D] -> the output of attention, added to the residual stream, [B,...,H]."""
     return _linear("o", layer, attended, lora)
 
 
@@ -252,7 +251,7 @@ def mlp(layer: Tree, config: ModelConfig, x: jax.Array, lora: LayerLora | None =
 
 def _linear(name: str, layer: Tree, x: jax.Array, lora: LayerLora | None) -> jax.Array:
     # Every backend sums bfloat16 products in float32 and rounds once at the end. Asking for a float32 result
-    # would say the same here, but turn the backward pass into float32 products.
+    # would change nothing here, but it would turn the backward pass into float32 products.
     inner, outer = LINEAR[name].split("->")
     y = jnp.einsum(f"...{inner},{inner}{outer}->...{outer}", x, layer[name])
     return y if lora is None else y + lora_lib.delta(name, x, lora)

@@ -1,7 +1,7 @@
-"""Safetensors, written whole and read piece by piece: a header that the package checks, then rows of one tensor.
+"""Safetensors files, written at once and read piece by piece: the package checks the header, this module reads rows.
 
-The package's own reader of tensors maps the whole file, and mapped pages count as memory of the process until the
-end; plain reads keep the peak at the model plus one piece.
+The package's own reader maps the file into memory, and mapped pages count as memory of the process until its end;
+plain reads keep the peak at the model plus one piece.
 
     file:  [u64 header size][JSON header: name -> dtype, shape, data_offsets][bytes of all tensors, without gaps]
 """
@@ -27,7 +27,7 @@ _PIECE = 8 << 20  # bytes read at a time
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """The place of one tensor: its file, the dtype and shape stated there, and the offset of its first byte."""
+    """One tensor in a file: its path, the dtype and shape in the header, and the offset of its first byte."""
 
     path: Path
     dtype: np.dtype
@@ -51,31 +51,31 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     from safetensors.numpy import save_file
 
     save_file(dict(arrays), path, metadata={"format": "pt"})
-    # Until here only its owner may read it.
+    # `save_file` lets only the owner read the file.
     user_cache.as_usual(path, 0o666)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, by name; a file that is cut short or contradicts itself is refused."""
+    """The tensors of a file, by name; a truncated or inconsistent file is refused."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     try:
         with path.open("rb") as file:
-            offset = int.from_bytes(file.read(8), "little") + 8  # behind the header
-        with safe_open(path, "numpy") as whole:  # which has checked that the tensors fill the file
-            for name in whole.offset_keys():
-                part = whole.get_slice(name)
-                kind, shape = part.get_dtype(), tuple(part.get_shape())
+            offset = int.from_bytes(file.read(8), "little") + 8  # the first byte after the header
+        with safe_open(path, "numpy") as reader:  # this checks that the tensors fill the file
+            for name in reader.offset_keys():
+                slice_ = reader.get_slice(name)
+                kind, shape = slice_.get_dtype(), tuple(slice_.get_shape())
                 if kind not in _DTYPES or 0 in shape:
-                    what = f"stored as {kind} {list(shape)}"
+                    form = f"stored as {kind} {list(shape)}"
                     raise ValueError(
-                        f"{path} cannot be used: {name} is {what}; weights are {', '.join(_DTYPES)}, and none is empty"
+                        f"{path} cannot be used: {name} is {form}; weights are {', '.join(_DTYPES)}, and none is empty"
                     )
-                found[name] = Tensor(path, _DTYPES[kind], shape, offset)
+                by_name[name] = Tensor(path, _DTYPES[kind], shape, offset)
                 offset += math.prod(shape) * _DTYPES[kind].itemsize
     except SafetensorError as error:
         raise ValueError(
             f"{path} is truncated, corrupt or no safetensors file ({error}): fetch it again"
         ) from None
-    return found
+    return by_name

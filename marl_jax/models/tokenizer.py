@@ -1,4 +1,4 @@
-"""Tokenizers: those of published models from their directory, and a small one for the micro models.
+"""Tokenizers: those of published models, loaded from their directories, and a small one for the micro models.
 
 Both are transformers tokenizers with a chat template, saved in the same format, so that everything after
 `load_tokenizer` treats both alike. Text becomes token ids only here.
@@ -18,13 +18,13 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
 )
-# By the name that a directory gives: what `save_pretrained` writes, and what Qwen3 is published with.
+# {`tokenizer_class` of a directory: class}, for the names that `save_pretrained` writes and those of published Qwen3.
 CLASSES = {
     **dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), "PreTrainedTokenizerFast"),
     **dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "Qwen2TokenizerFast"),
 }
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
-# Whole words of the conversations that micro models have; everything else is spelled out.
+# Words of the micro models' conversations that are one token; everything else is spelled in characters.
 WORDS = (
     "system",
     "user",
@@ -48,10 +48,10 @@ WORDS = (
     "for ",
     "    ",
 )
-# How many ids, or a tenth of all if that is more, a model may have beyond its tokenizer's: padding to a round number.
+# Ids (or a tenth of all, if that is more) that a model may have beyond its tokenizer's, as padding to a round number.
 SPARE = 256
 CHARACTERS = "\n\t" + "".join(map(chr, range(32, 127)))
-# The form of Qwen3's own template, without the empty thought that there opens a turn when thinking is off.
+# Like Qwen3's own template, but without the empty thought that opens a turn there when thinking is off.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -61,13 +61,13 @@ CHAT_TEMPLATE = (
 
 
 def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None = None) -> Any:
-    """The tokenizer of a local directory; with `config`, one with ids that the model lacks is refused."""
+    """The tokenizer of a local directory; with `config`, a tokenizer with ids that the model lacks is refused."""
     directory = located(directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise FileNotFoundError(f"{directory} has no tokenizer.json; is this the directory of a model?")
     try:
         tokenizer = _class_of(directory).from_pretrained(str(directory), local_files_only=True)
-    except Exception as error:  # whatever the parser of the broken file raised
+    except Exception as error:  # a parser of a broken file may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"the tokenizer in {directory} cannot be read: {reason}") from error
     if config is not None:
@@ -76,15 +76,15 @@ def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None
 
 
 def _class_of(directory: Path) -> Any:
-    """What `AutoTokenizer` takes for a Qwen3 model, imported by its name where that is known.
+    """The class that `AutoTokenizer` would use for a Qwen3 model, imported by its name if that is known.
 
-    `AutoTokenizer` imports the configurations of all models, and with them PyTorch where that is installed: 2 s.
+    `AutoTokenizer` imports the configurations of all models, and with them PyTorch if it is installed: 2 s.
     """
     import transformers
 
-    settings = directory / "tokenizer_config.json"
-    about = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
-    name = "" if "auto_map" in about else str(about.get("tokenizer_class"))
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    name = "" if "auto_map" in settings else str(settings.get("tokenizer_class"))
     return getattr(transformers, CLASSES.get(name, "AutoTokenizer"))
 
 
@@ -94,14 +94,14 @@ def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
         tokenizer.save_pretrained(str(directory))
         return
     files = tokenizer_files(tokenizer)
-    for stale in {path.name for path in tokenizer_files(directory)} - {path.name for path in files}:
-        (Path(directory) / stale).unlink()
+    for stale_name in {path.name for path in tokenizer_files(directory)} - {path.name for path in files}:
+        (Path(directory) / stale_name).unlink()
     for path in files:
         shutil.copyfile(path, Path(directory) / path.name)
 
 
 def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
-    """All that decides how text becomes tokens, the chat template included."""
+    """The files that decide how text becomes tokens, including the chat template."""
     return sorted(path for path in located(directory).iterdir() if path.name in FILES and path.is_file())
 
 
@@ -122,7 +122,7 @@ def check_vocabulary(tokenizer: Any, config: ModelConfig) -> None:
 
 
 def build_micro_tokenizer(words: Sequence[str] = WORDS, characters: str = CHARACTERS) -> Any:
-    """A tokenizer of single characters and a few whole words; ids: specials, words, characters.
+    """A tokenizer of single characters and a few words; ids are ordered: specials, words, characters.
 
     Text over `characters` survives encoding and decoding exactly; any other character becomes <|unknown|>.
     """

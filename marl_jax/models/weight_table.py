@@ -1,6 +1,6 @@
-"""The one table of a model's weights, from which everything else about them follows.
+"""The table of a model's weights, from which everything else about them is derived.
 
-Each `Weight` states its shape, the logical name of every axis, its initialiser and its published name. Four
+Each `Weight` has a shape, a logical name for every axis, an initialiser and a published name. The table has four
 uses: `random` values, `shardings` over a mesh, `abstract` shapes, and the map of published names (`hf`).
 """
 
@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models.model_config import ModelConfig
 
-Tree = dict[str, Any]  # nested dictionaries of arrays, or of anything that stands for one
+Tree = dict[str, Any]  # nested dictionaries of arrays, or of other leaves in place of arrays
 
-# Which mesh axis each logical axis is laid over.
+# {logical axis: mesh axis that it is sharded over}
 RULES: Mapping[str, str] = {"vocab": "model", "heads": "model", "kv_heads": "model", "mlp": "model"}
 
 
@@ -29,7 +29,7 @@ class Weight:
     axes: tuple[str, ...]  # logical names, one per dimension
     init: Callable[..., jax.Array]  # (key, shape, dtype) -> array
     hf: str  # published name; "{layer}" where the layers are stacked
-    inputs: int = 0  # how many axes are inputs of a published Linear [out, in]; 0: published as it stands
+    inputs: int = 0  # number of axes that are inputs of a published Linear [out, in]; 0: published as it is
 
     @property
     def stacked(self) -> bool:
@@ -38,12 +38,12 @@ class Weight:
 
     @property
     def published_names(self) -> list[str]:
-        """One name per layer where layers are stacked."""
+        """One name, or one per layer if layers are stacked."""
         return [self.hf.format(layer=i) for i in range(self.shape[0])] if self.stacked else [self.hf]
 
     @property
     def published_shape(self) -> tuple[int, ...]:
-        """The shape under which each of the names is published."""
+        """The published shape of each of these names."""
         shape = self.shape[1:] if self.stacked else self.shape
         return (math.prod(shape[self.inputs :]), math.prod(shape[: self.inputs])) if self.inputs else shape
 
@@ -65,7 +65,7 @@ def table(config: ModelConfig) -> Tree:
         return Weight((layers, *shape), ("layers", *axes), normal(std), hf, inputs)
 
     inner = hidden**-0.5
-    residual = (2 * layers) ** -0.5  # what each layer adds shrinks with depth, so the sum keeps its size
+    residual = (2 * layers) ** -0.5  # each layer's output shrinks with depth, so the sum keeps its size
     tree: Tree = {
         "embed": Weight((vocab, hidden), ("vocab", "embed"), normal(0.02), "model.embed_tokens.weight"),
         "layers": {
@@ -95,7 +95,7 @@ def table(config: ModelConfig) -> Tree:
 
 
 def random(key: jax.Array, config: ModelConfig) -> Tree:
-    """Fresh parameters; drawn in float32, so that a bfloat16 model starts at the rounded float32 one."""
+    """Fresh parameters, drawn in float32, so that a bfloat16 model starts as the rounded float32 model."""
     weights, treedef = jax.tree.flatten(table(config))
     keys = jax.random.split(key, len(weights))
     arrays = [w.init(k, w.shape, jnp.float32).astype(config.dtype) for w, k in zip(weights, keys)]
@@ -103,12 +103,12 @@ def random(key: jax.Array, config: ModelConfig) -> Tree:
 
 
 def partition(weight: Weight, mesh: Mesh) -> PartitionSpec:
-    """Lay each axis over the mesh axis its rule names; one that the mesh does not divide stays whole."""
+    """Shard each axis over the mesh axis of its rule; an axis that the mesh axis does not divide is not sharded."""
     spec: list[str | None] = []
     for size, axis in zip(weight.shape, weight.axes):
-        place = RULES.get(axis)
-        fits = place in mesh.shape and place not in spec and size % mesh.shape[place] == 0
-        spec.append(place if fits else None)
+        mesh_axis = RULES.get(axis)
+        fits = mesh_axis in mesh.shape and mesh_axis not in spec and size % mesh.shape[mesh_axis] == 0
+        spec.append(mesh_axis if fits else None)
     return PartitionSpec(*spec)
 
 
@@ -123,5 +123,5 @@ def abstract(config: ModelConfig) -> Tree:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """How many numbers the model holds; a tied embedding counts once."""
+    """The number of parameters of the model; a tied embedding counts once."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))
