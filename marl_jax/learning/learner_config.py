@@ -47,9 +47,7 @@ class LearnerConfig:
     mask_truncated: bool = False  # leave out completions that were cut off
     # Tokens whose logits exist at the same time; at least one of each sequence.
     logprob_chunk: Count = 4096
-    gap_tolerance: Positive = (
-        1e-3  # a larger difference between sampler and trainer log-probs gives a warning
-    )
+    gap_tolerance: Positive = 1e-3  # larger differences of sampler and trainer log-probs give a warning
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
     # {policy: learning rate}, instead of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)

@@ -2,8 +2,8 @@
 
     s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
 
-For any L, this gradient is that of a policy gradient with the advantages -dL/ds_i, divided by the weight of a token of
-row i in the mean (`token_share`). So an objective is two numbers per row, computed here in float64 from one more pass
+For any L, this is the gradient of a policy loss whose advantages are -dL/ds_i over the weight of a token of row i in
+the mean (`token_share`). So an objective is two numbers per row, computed here in float64 from one more pass
 of log-probs, and the update stays the same: exact under any packing, with the roles' parts, their Gram matrix and all
 interventions. SFT needs no pass: its advantages are weights.
 """

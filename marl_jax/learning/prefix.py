@@ -82,7 +82,7 @@ def tree_attention(
 
 
 def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
-    """Whether a kernel can attend in rows [prompt, branch], and should be faster so than with scores in memory.
+    """Whether a kernel can attend in rows [prompt, branch], and should be faster than scores in memory.
 
     Rows have about (prefix + length) / (2 length) times as many pairs of query and key, where `length` is that of a
     branch, and on an H100 a pair took an eighth of the time.

@@ -208,7 +208,7 @@ def apply(
     *,
     settings: StepSettings,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
-    """(weights, optimiser state, damping average, outputs for the report); the first three stay if not finite."""
+    """New weights, optimiser state and damping average, unchanged if the gradient is not finite; outputs to report."""
     config, mixing, by_role = settings.optimiser, settings.mixing, settings.apart
     parts, denominator = carry
     if denominator.ndim:
