@@ -62,12 +62,10 @@ class ScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """adamw, sgd, or adafactor, which has no first moment and factors the second if both axes have 128 entries."""
+    """adamw, sgd, or adafactor, which has no first moment, and factors second ones whose axes have 128 or more entries."""
 
     kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has momentum b1
-    schedule: ScheduleConfig = dataclasses.field(
-        default_factory=ScheduleConfig
-    )  # schedule of the learning rate
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)  # of the learning rate
     b1: Decay = 0.9  # decay of the first moment
     b2: Decay = 0.999  # decay of the second moment
     eps: Positive = 1e-8  # AdamW's epsilon

@@ -196,9 +196,7 @@ def _packed(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
         chosen = _best([size for size, _ in pending], room)
         pack, free = [pending[i][1] for i in chosen], room - sum(pending[i][0] for i in chosen)
         pending = [entry for i, entry in enumerate(pending) if i not in chosen]
-        if pending and (
-            not pack or free * BLOCK >= 2 * pending[0][1].stem
-        ):  # a split computes its prompt twice
+        if pending and (not pack or free * BLOCK >= 2 * pending[0][1].stem):  # its prompt is computed twice
             placed, rest = pending[0][1].part(free, tight)
             if placed.rows:
                 pack.append(placed)

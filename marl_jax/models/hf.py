@@ -1,6 +1,6 @@
 """Read and write published Qwen3 directories: `config.json` and safetensors, in one file or in shards.
 
-A directory must contain every weight of the table once, in its shape, and nothing else. Weights stream from disk into
+The files must contain every weight of the table once, in its shape, and no other weight. Weights stream from disk into
 their arrays, so the peak of host memory is about the size of the model.
 """
 

@@ -1,8 +1,8 @@
 """Writing values to distinct places of an array, correctly on every device.
 
 With deterministic kernels, XLA on a GPU makes a scatter sequential, over flattened indices, unless `unique_indices` is
-set. Then an index beyond the end of its row, which JAX should drop, becomes an index into the next row and overwrites
-it (seen on an H200 with JAX 0.11.2). Additions whose indices are all in range are right either way.
+set. In the sequential scatter, an index beyond the end of its row, which JAX drops, becomes one of the next row and
+overwrites it (seen on an H200 with JAX 0.11.2). Additions whose indices are all in range are right either way.
 """
 
 from typing import Any

@@ -65,7 +65,7 @@ def table(config: ModelConfig) -> Tree:
         return Weight((layers, *shape), ("layers", *axes), normal(std), hf, inputs)
 
     inner = hidden**-0.5
-    residual = (2 * layers) ** -0.5  # each layer's output shrinks with depth, so the sum keeps its size
+    residual = (2 * layers) ** -0.5  # layers of a deeper model add less each, so the sum keeps its size
     tree: Tree = {
         "embed": Weight((vocab, hidden), ("vocab", "embed"), normal(0.02), "model.embed_tokens.weight"),
         "layers": {
