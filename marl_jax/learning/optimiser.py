@@ -62,7 +62,7 @@ class ScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """adamw, sgd, or adafactor, which has no first moment, and factors second ones whose axes have 128 or more entries."""
+    """adamw, sgd, or adafactor: no first moment, second moments factored if two axes have 128 entries or more."""
 
     kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has momentum b1
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)  # of the learning rate
