@@ -1,6 +1,6 @@
-"""Grades and credit beside a rollout: a task's episodes are credited while those of others are still sampled.
+"""Grading and credit during a rollout: a task's episodes are credited while those of other tasks are still sampled.
 
-    an episode ends     ──finished──► its programs and algebra begin
+    an episode ends     ──finished──► its programs and algebra start to run
     its task's last one ──finished──► the task's episodes are graded and credited on a thread
     all have ended      ──background(table)──► the table with grades, components and rewards
 
@@ -17,10 +17,10 @@ from marl_jax.rewards.grading import Grader, grade
 from marl_jax.table import Table
 from marl_jax.threads import Workers
 
-LEAVE_S = 2.0  # for threads to end; one in a slow credit is abandoned
+LEAVE_S = 2.0  # seconds that threads get to end; a thread in a slow credit is abandoned
 
 
-_Id = tuple[str, int]  # of an episode: its task and sample
+_Id = tuple[str, int]  # task and sample of an episode
 _Batch = Future[Table]
 
 
@@ -29,9 +29,9 @@ class BackgroundCredit:
 
     Args:
       credit: from a graded table to the components of its calls.
-      config: `batch` "task" hands it the episodes of one task, in the order of their samples; "step" all of one call
-        of this object. `threads` calls run at a time.
-      samples: episodes of a task, which make a batch.
+      config: with `batch` "task" the credit gets the episodes of one task, in the order of their samples; with "step"
+        all episodes of one call of this object. `threads` calls of the credit run at a time.
+      samples: episodes per task; a task with so many is complete.
       check: called while waiting; an exception in it ends the wait.
     """
 
@@ -40,10 +40,10 @@ class BackgroundCredit:
     ):
         self._credit, self._config, self._samples, self._check = credit, config, samples, check
         self._grader = Grader()
-        # Episodes by task, of tasks that are not complete.
+        # Ended episodes by task, for tasks that are not complete.
         self._ended: dict[str, list[Episode]] = collections.defaultdict(list)
         self._sent: dict[_Id, _Batch] = {}
-        self._error: BaseException | None = None  # of the credit, which is then not called again
+        self._error: BaseException | None = None  # raised by the credit, which is then not called again
         self._workers = Workers("credit", config.threads)
 
     def __enter__(self) -> "BackgroundCredit":
@@ -53,7 +53,7 @@ class BackgroundCredit:
         self._workers.close(LEAVE_S)
 
     def finished(self, episode: Episode) -> None:
-        """Begin with an episode that has ended; does not wait. Raises an error of the credit in earlier episodes."""
+        """Start on an episode that has ended, without waiting. Raises the credit's error on earlier episodes."""
         self._raise_error()
         self._grader.start(episode)
         if self._config.batch == "task":
@@ -63,20 +63,20 @@ class BackgroundCredit:
                 self._send(self._ended.pop(episode.task.id))
 
     def __call__(self, table: Table) -> Table:
-        """The table with what each call is worth; waits for it."""
-        late: dict[str, list[Episode]] = collections.defaultdict(list)
+        """The table with grades, components and rewards; waits for them."""
+        unsent: dict[str, list[Episode]] = collections.defaultdict(list)
         if any(_id_of(bare) not in self._sent for bare in table.bare_episodes):
             for episode in table.episodes():
                 if _id_of(episode) not in self._sent:
-                    late[episode.task.id if self._config.batch == "task" else ""].append(episode)
-        for batch in late.values():
+                    unsent[episode.task.id if self._config.batch == "task" else ""].append(episode)
+        for batch in unsent.values():
             self._send(batch)
         if not table.bare_episodes:
             return with_rewards(grade(table, self._grader), self._credit, self._config.leaves)
         batches = dict.fromkeys(self._sent[_id_of(bare)] for bare in table.bare_episodes)
-        done = Table.concat([self._wait(batch) for batch in batches])
-        place = {_id_of(bare): number for number, bare in enumerate(done.bare_episodes)}
-        return done.of_episodes([place[_id_of(bare)] for bare in table.bare_episodes])
+        credited = Table.concat([self._wait(batch) for batch in batches])
+        position = {_id_of(bare): number for number, bare in enumerate(credited.bare_episodes)}
+        return credited.of_episodes([position[_id_of(bare)] for bare in table.bare_episodes])
 
     def _send(self, episodes: Sequence[Episode]) -> None:
         if self._config.batch == "task":
@@ -100,7 +100,7 @@ class BackgroundCredit:
         self._raise_error()
         try:
             return with_rewards(grade(Table.of(episodes), self._grader), self._credit, self._config.leaves)
-        except BaseException as error:  # an exit() in it fails the step, not this thread in silence
+        except BaseException as error:  # an exit() in the credit must fail the step, not just end this thread
             self._error = error
             raise
 

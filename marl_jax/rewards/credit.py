@@ -1,9 +1,9 @@
-"""Credit: from a graded table to the reward of every call, as named components whose sum it is.
+"""Credit assignment: from a graded table to the reward of each call, as the sum of named components.
 
     kind, grade, outcome, choice, reads --credit--> {component: [N]} --with_rewards--> columns components and reward
 
-A credit is a function from a graded table to components; NaN marks a component that a call does not have. The ones here
-compute on numpy and under `jit` alike. Calls of an episode that ended in an error have no components and earn 0.
+A credit is a function from a graded table to components; NaN marks a component that a call does not have. The credits
+here run on numpy and under `jit` alike. Calls of an episode that ended in an error have no components and earn 0.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
     """The table with the components of every call, and their sum.
 
-    A credit sees paths, as episodes without forks. Where a call is on several, each of its components is a function of
-    theirs (see `rewards.leaves`).
+    A credit sees each path of a forked episode as an episode without forks. If a call is on several paths, each of its
+    components is a function of the component's values on them (see `rewards.leaves`).
     """
     function_of(leaves)  # a bad name is refused, whether there are forks or not
     flat, rows = table.paths()
@@ -62,7 +62,7 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
 
 
 def namespace(table: Table) -> Any:
-    """The module that computes with the table's columns."""
+    """The module that computes with the table's columns: `jax.numpy` or `numpy`."""
     return jnp if isinstance(table.kind, jax.Array) else np
 
 
@@ -80,13 +80,13 @@ def voting_rubric(table: Table) -> Components:
     A voter: +0.5 if its answer is right, +0.5 if the final one is, -1 if its answer was readable and wrong. The
     aggregator: 0 if no candidate was right, otherwise +1 or -1 for picking a right or a wrong one.
 
-    It has no rule for other kinds of roles: OwnError, or under jit, where no value can be refused, infinity.
+    Other kinds of roles have no rule: they raise OwnError, or earn infinity under jit, where no value can raise.
     """
     xp = namespace(table)
     voter, picker = table.kind == SOLVER, table.kind == PICKER
-    ruled = ~table.sound | voter | picker
-    if not isinstance(ruled, jax.core.Tracer) and not ruled.all():
-        role = table.role_of(int(np.argmin(ruled)))
+    has_rule = ~table.sound | voter | picker
+    if not isinstance(has_rule, jax.core.Tracer) and not has_rule.all():
+        role = table.role_of(int(np.argmin(has_rule)))
         raise OwnError(f"credit 'voting_rubric' has no rule for role {role!r}; use it for voting workflows")
     value, known = own_work(table)
     right = table.grade >= RIGHT
@@ -94,7 +94,7 @@ def voting_rubric(table: Table) -> Components:
     def of_voters(part: Any) -> Any:
         return _of_sound(table, xp.where(voter, part, xp.nan))
 
-    pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(ruled, xp.nan, xp.inf))
+    pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(has_rule, xp.nan, xp.inf))
     return {
         "own": of_voters(0.5 * right),
         "final": of_voters(0.5 * (_outcome(table) >= RIGHT)),
@@ -122,7 +122,7 @@ def team_and_local(alpha: float) -> Credit:
 
 
 def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = ()) -> Credit:
-    """0 up to `free` sampled tokens, then down to -weight at `limit`; of the given roles, or of all."""
+    """0 up to `free` sampled tokens, then down to -weight at `limit`; for the given roles, or for all."""
     if weight < 0:
         raise ValueError(f"length penalty: weight={weight} must be at least 0")
     if not 0 <= free < limit:
@@ -138,7 +138,7 @@ def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = 
 
 
 def format_penalty(weight: float, roles: Sequence[str] = ()) -> Credit:
-    """-weight for a call whose answer, verdict, pick or plan cannot be read; of the given roles, or of all."""
+    """-weight for a call whose answer, verdict, pick or plan cannot be read; for the given roles, or for all."""
     if weight < 0:
         raise ValueError(f"format penalty: weight={weight} must be at least 0")
 
@@ -149,7 +149,7 @@ def format_penalty(weight: float, roles: Sequence[str] = ()) -> Credit:
 
 
 def combine(*credits: Credit) -> Credit:
-    """The components of several credits; equal names are added."""
+    """The components of several credits; components of equal names are added."""
 
     def credit(table: Table) -> Components:
         xp = namespace(table)
@@ -157,8 +157,10 @@ def combine(*credits: Credit) -> Credit:
         for part in credits:
             for name, values in part(table).items():
                 before = combined.get(name, values * xp.nan)
-                both = xp.isnan(before) | xp.isnan(values)
-                combined[name] = xp.where(both, xp.where(xp.isnan(values), before, values), before + values)
+                missing = xp.isnan(before) | xp.isnan(values)
+                combined[name] = xp.where(
+                    missing, xp.where(xp.isnan(values), before, values), before + values
+                )
         return combined
 
     return credit
@@ -167,39 +169,39 @@ def combine(*credits: Credit) -> Credit:
 def own_work(table: Table) -> tuple[Any, Any]:
     """The grade of each call's work [N], between 0 and 1, and whether the call could be right at all [N].
 
-    A solver: its answer. A judge: 1 if its verdict on the last answer it read is right. A picker: whether its pick
-    is right, if a candidate was. A planner: the mean of the solvers that read it. Others: the outcome. Of a call on
-    several paths, the mean over those in which there was something to get right.
+    A solver: its answer's grade. A judge: 1 if its verdict on the last answer it read is right. A picker: 1 if its
+    pick is right, which needs a right candidate. A planner: the mean grade of the solvers that read its plan. Others:
+    the outcome. A call on several paths has the mean over the paths on which it could be right.
     """
     if table.forked:
         flat, in_tree = table.paths()
         value, known = own_work(flat)
-        times = np.bincount(in_tree, known, len(table))
-        added = np.bincount(in_tree, np.where(known, value, 0.0), len(table))
-        return added / np.maximum(times, 1), times > 0
+        counts = np.bincount(in_tree, known, len(table))
+        sums = np.bincount(in_tree, np.where(known, value, 0.0), len(table))
+        return sums / np.maximum(counts, 1), counts > 0
     xp = namespace(table)
     rows, _, right = _shown(table)
-    judged, any_solved = last_read(table)
-    # A pick that cannot be read means the first.
+    last_right, any_solved = last_read(table)
+    # A pick that cannot be read counts as the first candidate.
     pick = xp.where(
         (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
     )
     picked = xp.take_along_axis(right, pick[:, None], axis=1)[:, 0]
-    # Each solver counts once.
+    # A solver counts once for each plan, however often it read it.
     earlier = xp.tri(table.reads.shape[1], k=-1, dtype=bool)
-    again = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)
-    leads = (table.reads >= 0) & ~again & (table.kind == SOLVER)[:, None]
-    led = _added(xp, len(table), rows, xp.where(leads, table.grade[:, None], 0.0))
-    led = led / xp.maximum(_added(xp, len(table), rows, 1.0 * leads), 1)
+    repeated = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)
+    plan_readers = (table.reads >= 0) & ~repeated & (table.kind == SOLVER)[:, None]
+    plan_grade = _added(xp, len(table), rows, xp.where(plan_readers, table.grade[:, None], 0.0))
+    plan_grade = plan_grade / xp.maximum(_added(xp, len(table), rows, 1.0 * plan_readers), 1)
 
     kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
     always = xp.ones_like(picked)
-    values = (table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, _outcome(table))
+    values = (table.grade, 1.0 * (table.choice == last_right), 1.0 * picked, plan_grade, _outcome(table))
     possible = (always, any_solved, right.any(axis=1), always, always)
     value, known = xp.zeros(len(table)), ~always
-    # Not `select`: under jit its argmax of float64 programs cannot be lowered.
-    for kind, worth, something in zip(kinds, values, possible):
-        value, known = xp.where(kind, worth, value), xp.where(kind, something, known)
+    # Not `select`: its argmax cannot be lowered in float64 programs under jit.
+    for is_kind, kind_value, kind_known in zip(kinds, values, possible):
+        value, known = xp.where(is_kind, kind_value, value), xp.where(is_kind, kind_known, known)
     return value, known
 
 
@@ -212,7 +214,7 @@ def last_read(table: Table) -> tuple[Any, Any]:
 
 
 def shown(table: Table) -> tuple[Any, Any]:
-    """Of the calls that each call was shown, [N, R]: whether they are solvers', and whether they are right."""
+    """For the calls that each call was shown [N, R]: whether they are solvers', and whether they are right."""
     if table.forked:  # a call's prompt is the same on all of its paths
         flat, in_tree = table.paths()
         first = np.unique(in_tree, return_index=True)[1]
@@ -222,7 +224,7 @@ def shown(table: Table) -> tuple[Any, Any]:
 
 
 def _shown(table: Table) -> tuple[Any, Any, Any]:
-    """(rows, solved, right) as in `shown`, of a table without forks."""
+    """(rows of the calls that were shown, and `solved` and `right` as in `shown`), for a table without forks."""
     table.need(grade="rewards.grade")
     xp = namespace(table)
     if xp is np and table.bare_episodes:
@@ -245,15 +247,15 @@ class CreditConfig:
     """A credit by name: outcome, voting_rubric, own_correctness, team_and_local, or "module:function"."""
 
     name: str = "outcome"  # a built-in reward, or "module:function"
-    alpha: float = 1.0  # of team_and_local
+    alpha: float = 1.0  # weight of the outcome in team_and_local
     format_penalty: float = 0.0  # subtracted from the reward of a call whose answer cannot be read
-    length_penalty: float = 0.0  # taken from a call of `length_limit` tokens, in part from `length_free` on
+    length_penalty: float = 0.0  # subtracted in full at `length_limit` tokens, in part above `length_free`
     length_free: int = 0  # tokens that cost nothing
     length_limit: int = 0  # tokens that cost the whole penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
-    batch: Literal["task", "step"] = "task"  # the episodes that one call of it sees
-    leaves: str = "mean"  # of a call before a fork: mean, max or min of its paths, or "module:function"
-    threads: Count = 1  # calls of it at a time
+    batch: Literal["task", "step"] = "task"  # which episodes one call of the credit sees
+    leaves: str = "mean"  # value of a call before a fork: mean, max or min of its paths, or "module:function"
+    threads: Count = 1  # calls of the credit that run at a time
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -295,7 +297,7 @@ def load_credit(name: str, batch: Literal["task", "step"] = "task") -> Credit:
 
     It receives the graded episodes of a problem that ended without an error (with a batch of "step" those of all
     problems) and returns, per episode, one number for all of its calls, or one number or {component: number} per call.
-    It may be slow: in a run it is called on a thread, see `rewards.background_credit`.
+    The function may be slow: in a run it is called on a thread, see `rewards.background_credit`.
     """
     return by_episodes(own_function(name, "credit"), f"credit {name!r}", batch)
 
@@ -307,14 +309,14 @@ def by_episodes(
 ) -> Credit:
     """A function of graded episodes as a credit, called for each problem, or with all episodes of a table at once.
 
-    Its errors become one line, with the place.
+    An error in the function is raised as one line that names its place.
     """
-    given = functools.partial(called, function, who)
+    call_function = functools.partial(called, function, who)
 
     def earned_by(sound: list[Episode]) -> list[list[dict[str, float]]]:
-        handed = [*sound]
-        result = given(handed)
-        if [*map(id, handed)] != [*map(id, sound)]:
+        passed = [*sound]
+        result = call_function(passed)
+        if [*map(id, passed)] != [*map(id, sound)]:
             raise OwnError(
                 f"{who} changed the list of episodes that it was given; sort or shorten a copy of it"
             )
@@ -323,14 +325,14 @@ def by_episodes(
     def credit(table: Table) -> Components:
         if table.forked:
             raise OwnError("a credit sees paths, and this table has episodes that fork: use with_rewards")
-        sound = [one for one in table.episodes() if one.error is None]
+        sound = [episode for episode in table.episodes() if episode.error is None]
         batches: dict[str, list[Episode]] = {}
-        for one in sound:
-            batches.setdefault(one.task.id if batch == "task" else "", []).append(one)
-        earned = {id(one): calls for some in batches.values() for one, calls in zip(some, earned_by(some))}
-        of_calls = (parts for one in sound for parts in earned[id(one)])
+        for episode in sound:
+            batches.setdefault(episode.task.id if batch == "task" else "", []).append(episode)
+        earned = {id(one): calls for part in batches.values() for one, calls in zip(part, earned_by(part))}
+        by_call = (parts for episode in sound for parts in earned[id(episode)])
         components: dict[str, np.ndarray] = {}
-        for row, parts in zip(np.flatnonzero(table.sound), of_calls, strict=True):
+        for row, parts in zip(np.flatnonzero(table.sound), by_call, strict=True):
             for name, value in parts.items():
                 components.setdefault(name, np.full(len(table), np.nan))[row] = value
         return components
@@ -347,7 +349,7 @@ def _outcome(table: Table) -> Any:
 
 
 def _added(xp: Any, count: int, rows: Any, values: Any) -> Any:
-    """Float[N]: the values of every row, added up."""
+    """Float[count]: the sum of the values of each row."""
     flat, added = rows.reshape(-1), xp.broadcast_to(values, rows.shape).reshape(-1)
     return jnp.zeros(count).at[flat].add(added) if xp is jnp else np.bincount(flat, added, count)
 
@@ -364,12 +366,12 @@ def _of_roles(table: Table, values: Any, roles: Sequence[str]) -> Any:
 
 
 def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:
-    """A credit's result as components of finite numbers, one set per call; one-line errors otherwise."""
+    """A credit's result as components of finite numbers, a dictionary per call; one-line errors otherwise."""
     if not _is_list(result) or len(result) != len(episodes):
         raise OwnError(
             f"{who} returned {_size(result)} for {len(episodes)} episodes; return one item per episode"
         )
-    return [_checked_episode(item, one, who) for item, one in zip(result, episodes)]
+    return [_checked_episode(item, episode, who) for item, episode in zip(result, episodes)]
 
 
 def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, float]]:

@@ -20,11 +20,11 @@ from marl_jax.task import Task
 
 RIGHT = 0.5  # answers graded at least this are right
 
-_Pair = tuple[str, ...]  # an answer to a task, whoever gave it
+_Pair = tuple[str, ...]  # a task and an answer to it, whoever gave it
 
 
 class Grader:
-    """Grades by the tasks' families; work on programs and algebra begins at `start`."""
+    """Grades answers by the tasks' families; programs and algebra begin to run at `start`."""
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         """`check` is called before every grade; an exception in it ends the grading."""
@@ -34,15 +34,15 @@ class Grader:
     def start(self, episode: Episode) -> None:
         """Start grading every answer of a finished episode; does not wait."""
         ends = [end for end in episode.leaves or (episode,) if end.error is None]
-        solved = (
+        of_solvers = (
             [(call.about, call.answer) for call in episode.calls if call.kind == "solver"] if ends else []
         )
-        for about, answer in (*((None, end.answer) for end in ends), *solved):
+        for about, answer in (*((None, end.answer) for end in ends), *of_solvers):
             if answer is not None:
                 self.begin(about or episode.task, answer)
 
     def begin(self, task: Task, answer: str) -> Callable[[], float]:
-        """Start to grade an answer, where it is not under way yet; the returned function waits for the grade."""
+        """Start to grade an answer, unless that is under way; the returned function waits for the grade."""
         pair = _pair(task, answer)
         if pair not in self._started:
             self._started[pair] = start_answer(task, answer)
@@ -57,9 +57,9 @@ class Grader:
 def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
     """The table with every solver's grade and every outcome; `by(task, answer)` is called once for each distinct pair.
 
-    The outcome of an episode that forks is the mean over its paths, that of a call the mean over those it is on.
+    The outcome of an episode that forks is the mean over its paths, that of a call the mean over the paths it is on.
 
-    With `by` None or a `Grader`, programs and algebra are graded side by side.
+    With `by` None or a `Grader`, programs and algebra are graded in parallel.
     """
     table.need_episodes()
     by = by or Grader()
@@ -69,20 +69,20 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
             by.begin(*pair)
     grades = {key: finite(by(*pair), f"the grade of task {key[0]!r}") for key, pair in wanted.items()}
 
-    def of(task: Task, answer: str | None, sound: bool) -> float:
+    def grade_of(task: Task, answer: str | None, sound: bool) -> float:
         return grades[_pair(task, answer)] if sound and answer is not None else 0.0
 
-    def ended(bare: Episode) -> Episode:
+    def with_outcome(bare: Episode) -> Episode:
         if not bare.leaves:
-            return dataclasses.replace(bare, outcome=of(bare.task, bare.answer, bare.error is None))
-        worth = [of(bare.task, leaf.answer, leaf.error is None) for leaf in bare.leaves]
-        leaves = tuple(dataclasses.replace(leaf, outcome=one) for leaf, one in zip(bare.leaves, worth))
-        return dataclasses.replace(bare, leaves=leaves, outcome=sum(worth) / len(worth))
+            return dataclasses.replace(bare, outcome=grade_of(bare.task, bare.answer, bare.error is None))
+        values = [grade_of(bare.task, leaf.answer, leaf.error is None) for leaf in bare.leaves]
+        leaves = tuple(dataclasses.replace(leaf, outcome=value) for leaf, value in zip(bare.leaves, values))
+        return dataclasses.replace(bare, leaves=leaves, outcome=sum(values) / len(values))
 
-    episodes = tuple(map(ended, table.bare_episodes))
+    episodes = tuple(map(with_outcome, table.bare_episodes))
     owners = [episodes[number] for number in table.episode.tolist()]
     solvers = [
-        of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
+        grade_of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
         for row, (kind, sound) in enumerate(zip(table.kind.tolist(), table.sound.tolist()))
     ]
     outcome = np.array([bare.outcome for bare in owners], np.float64)
@@ -109,7 +109,7 @@ def _pair(task: Task, answer: str) -> _Pair:
 
 
 def finite(value: Any, what: str) -> float:
-    """A number from user code; an error of one line if it is no finite number."""
+    """The number that user code returned; OwnError if it is not a finite number."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
