@@ -13,8 +13,8 @@ from typing import Any
 from marl_jax.rewards.sandbox import plain
 
 TOLERANCE = 1e-6
-FLOAT_DIGITS = 15  # of an int, which a float holds exactly
-SEARCH = 100_000  # most pairs of members compared for one value, where sorting alone does not pair them
+FLOAT_DIGITS = 15  # digits of an int that a float represents exactly
+SEARCH = 100_000  # pairs of members compared for one value at most, if sorting alone does not pair them
 
 
 def same_value(actual: Any, expected: Any) -> bool:
@@ -35,11 +35,11 @@ def same_output(actual: str, expected: str) -> bool:
     if actual == expected:
         return True
     count = len(expected.split())
-    if len(actual.split(None, count + 1)) > count:  # before all words of a long text are made
+    if len(actual.split(None, count + 1)) > count:  # before a long text is split into all of its words
         return False
     ours, theirs = _words(actual), _words(expected)
     return len(ours) == len(theirs) and all(
-        len(mine) == len(other) and all(map(_same_word, mine, other)) for mine, other in zip(ours, theirs)
+        len(line) == len(other) and all(map(_same_word, line, other)) for line, other in zip(ours, theirs)
     )
 
 
@@ -82,69 +82,69 @@ class _Comparison:
     """One comparison, with the remaining budget of its search for pairings."""
 
     def __init__(self) -> None:
-        self.left, self.searches = SEARCH, 0
-        self.sorted: dict[tuple[int, bool], list[_Tagged]] = {}  # by the list's identity, and `coarse`
+        self.budget, self.searches = SEARCH, 0
+        self.sorted: dict[tuple[int, bool], list[_Tagged]] = {}  # by the identity of the list, and `coarse`
 
     def same(self, actual: _Tagged, expected: _Tagged) -> bool:
-        self.left -= self.searches > 0
-        if self.left < 0:
+        self.budget -= self.searches > 0
+        if self.budget < 0:
             raise _TooMuch
-        (kind, mine), (wanted, other) = actual, expected
-        if kind != wanted:
+        (kind, body), (expected_kind, expected_body) = actual, expected
+        if kind != expected_kind:
             return False
         if kind == "number":
-            return _close(mine, other)
+            return _close(body, expected_body)
         if kind not in ("list", "c", "d", "s", "z"):
-            return mine == other
-        if len(mine) != len(other):
+            return body == expected_body
+        if len(body) != len(expected_body):
             return False
         if kind in ("list", "c"):
-            return all(self.same(_tagged(a), _tagged(b)) for a, b in zip(mine, other))
-        if kind == "d" and not all(isinstance(entry, list) and len(entry) == 2 for entry in mine):
+            return all(self.same(_tagged(a), _tagged(b)) for a, b in zip(body, expected_body))
+        if kind == "d" and not all(isinstance(entry, list) and len(entry) == 2 for entry in body):
             return False
-        if all(map(self.same, self.members(mine, coarse=False), self.members(other, coarse=False))):
+        if all(map(self.same, self.members(body, coarse=False), self.members(expected_body, coarse=False))):
             return True
-        return self.paired(self.members(mine, coarse=True), self.members(other, coarse=True))
+        return self.paired(self.members(body, coarse=True), self.members(expected_body, coarse=True))
 
     def members(self, body: list, coarse: bool) -> list[_Tagged]:
-        name = id(body), coarse
-        if name not in self.sorted:
+        key = id(body), coarse
+        if key not in self.sorted:
             body = sorted(body, key=_order)
             if coarse:  # a stable sort: members of equal keys keep their exact order
                 body.sort(key=lambda item: _order(item, coarse))
-            self.sorted[name] = list(map(_tagged, body))
-        return self.sorted[name]
+            self.sorted[key] = list(map(_tagged, body))
+        return self.sorted[key]
 
-    def paired(self, mine: list[_Tagged], other: list[_Tagged]) -> bool:
+    def paired(self, ours: list[_Tagged], theirs: list[_Tagged]) -> bool:
         """Whether the members of the two sides can be paired so that each pair is equal.
 
         Members with close numbers, such as (1.0, 2) and (0.9999999, 3), may sort differently on the two sides. Sorting
         by rounded numbers leaves few of them unpaired; these are paired along augmenting paths.
         """
-        holders = [place if self.same(*pair) else -1 for place, pair in enumerate(zip(mine, other))]
-        alone = [place for place, holder in enumerate(holders) if holder < 0]
+        holders = [place if self.same(*pair) else -1 for place, pair in enumerate(zip(ours, theirs))]
+        unpaired = [place for place, holder in enumerate(holders) if holder < 0]
         self.searches += 1
-        found = all(self.find_place(member, mine, other, holders) for member in alone)
+        all_paired = all(self.find_place(member, ours, theirs, holders) for member in unpaired)
         self.searches -= 1
-        return found
+        return all_paired
 
-    def find_place(self, alone: int, mine: list[_Tagged], other: list[_Tagged], holders: list[int]) -> bool:
-        """Pair one more of our members, moving others along an augmenting path; False if there is none."""
+    def find_place(self, start: int, ours: list[_Tagged], theirs: list[_Tagged], holders: list[int]) -> bool:
+        """Pair one more of our members, moving others along an augmenting path; False if there is no path."""
         wanted_by: dict[int, int] = {}
-        pending = [alone]
+        pending = [start]
         for member in pending:
-            for place in (*range(member, len(other)), *range(member)):  # near by first
-                if place in wanted_by or not self.same(mine[member], other[place]):
+            for place in (*range(member, len(theirs)), *range(member)):  # nearby places first
+                if place in wanted_by or not self.same(ours[member], theirs[place]):
                     continue
                 wanted_by[place] = member
                 if holders[place] >= 0:
                     pending.append(holders[place])
                     continue
                 mover = -1
-                while mover != alone:
+                while mover != start:
                     mover = wanted_by[place]
-                    left = holders.index(mover) if mover != alone else place
-                    holders[place], place = mover, left
+                    freed = holders.index(mover) if mover != start else place
+                    holders[place], place = mover, freed
                 return True
         return False
 
@@ -189,16 +189,16 @@ def _words(text: str) -> list[list[str]]:
 def _same_word(a: str, b: str) -> bool:
     if a == b:
         return True
-    mine, other = _NUMBER.fullmatch(a), _NUMBER.fullmatch(b)
-    if not mine or not other:
+    number, expected = _NUMBER.fullmatch(a), _NUMBER.fullmatch(b)
+    if not number or not expected:
         return False
-    if other[2] and len(other[2]) > 1 and other[2][0] == "0":  # 0011 is a text of digits
+    if expected[2] and len(expected[2]) > 1 and expected[2][0] == "0":  # 0011 is a text of digits
         return False
-    if mine[2] and other[2]:  # two ints, of any length: compared digit by digit
-        return _digits(mine) == _digits(other)
+    if number[2] and expected[2]:  # two ints, of any length: compared digit by digit
+        return _digits(number) == _digits(expected)
     x, y = float(a), float(b)
-    if other[2]:  # a float for an int: a relative tolerance would leave out its last digits
-        return len(_digits(other)[1]) <= FLOAT_DIGITS and abs(x - y) <= TOLERANCE
+    if expected[2]:  # a float for an int: a relative tolerance would ignore its last digits
+        return len(_digits(expected)[1]) <= FLOAT_DIGITS and abs(x - y) <= TOLERANCE
     return math.isfinite(x) and math.isfinite(y) and _close(x, y)
 
 

@@ -157,10 +157,8 @@ def combine(*credits: Credit) -> Credit:
         for part in credits:
             for name, values in part(table).items():
                 before = combined.get(name, values * xp.nan)
-                missing = xp.isnan(before) | xp.isnan(values)
-                combined[name] = xp.where(
-                    missing, xp.where(xp.isnan(values), before, values), before + values
-                )
+                gap = xp.isnan(before) | xp.isnan(values)
+                combined[name] = xp.where(gap, xp.where(xp.isnan(values), before, values), before + values)
         return combined
 
     return credit

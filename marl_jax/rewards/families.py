@@ -2,7 +2,7 @@
 
 response --parse--> answer (None where there is none) --grade_answer--> reward in [0, 1]
 
-The graders load with the first answer: what only describes a run does without them.
+The graders are imported with the first answer, so that code that only describes a run does not load them.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.warn import ungraded
 from marl_jax.task import Family, Task
 
-TRIES = 3  # of a program whose sandbox fails
+TRIES = 3  # runs of a program whose sandbox fails
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Grading:
 
     parse: Callable[[str], str | None]  # response -> answer
     start: Callable[[Task, str], Callable[[], float]]  # task, answer -> a function that waits for its reward
-    form: str  # of a response with this answer, which `parse` reads
+    form: str  # format of a response with an answer, as `parse` reads it
 
 
 def parse(task: Task, response: str) -> str | None:
@@ -35,7 +35,7 @@ def parse(task: Task, response: str) -> str | None:
 
 
 def written(task: Task, answer: str) -> str:
-    """The answer in the form that responses have; a text that has it already is left as it is."""
+    """The answer in the form of a response; a text that has this form already is left as it is."""
     return answer if parse(task, answer) is not None else FAMILIES[task.family].form.format(answer)
 
 
@@ -58,16 +58,16 @@ def start_answer(task: Task, answer: str) -> Callable[[], float]:
 def program(task: Task, response: str) -> str | None:
     """The program to run for a response: its code, after the imports and helpers that the task's prompt gave it."""
     code = extract_program(response)
-    return None if code is None else _whole(task, code)
+    return None if code is None else _runnable(task, code)
 
 
-def _whole(task: Task, code: str) -> str:
+def _runnable(task: Task, code: str) -> str:
     preamble = task.meta.get("preamble", "")
     if not preamble:
         return code
     code = code.removeprefix("\ufeff")  # a byte order mark is only valid at the start
-    lines, first = code.split("\n"), _future_lines(code)
-    return "\n".join([*lines[:first], f"{preamble}\n", *lines[first:]])
+    lines, count = code.split("\n"), _future_lines(code)
+    return "\n".join([*lines[:count], f"{preamble}\n", *lines[count:]])
 
 
 def _future_lines(code: str) -> int:
@@ -97,11 +97,11 @@ def _start_math(task: Task, answer: str) -> Callable[[], float]:
 
 
 def _start_code(task: Task, answer: str) -> Callable[[], float]:
-    if not task.tests:  # for rewards that need none
+    if not task.tests:  # the task's rewards do not use the grade
         return lambda: 0.0
     from marl_jax.rewards.code import submit_program
 
-    submit = functools.partial(submit_program, _whole(task, answer), task.tests, digest=task.tests_digest)
+    submit = functools.partial(submit_program, _runnable(task, answer), task.tests, digest=task.tests_digest)
     first = submit()
 
     def passed() -> float:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 
 def extract_program(response: str) -> str | None:
-    """The last fenced block of a response that is not blank, in any language; None without a block.
+    """The last non-blank fenced block of a response, in any language; None without a block.
 
     Fences are those of Markdown, also inside a list, whose indentation is removed. A block without an end counts. If
-    the fences pair up better that way, one may also open after text, or close after code, or before punctuation,
+    the fences pair up better that way, a fence may also open after text, or close after code, or before punctuation,
     ** or a tag.
     """
     blocks = _best_blocks(_LINE_END.split(response))
@@ -33,7 +33,7 @@ _LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:\s*(?:</|<\||[.,;:!?)*]).*
 
 
 def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
-    """The blocks of the first reading without a penalty, or else of the first with the least."""
+    """The blocks of the first reading without a penalty, or else of the first with the smallest penalty."""
     best = _read_blocks(lines)
     for liberties in ({"late_open"}, {"late_close"}, {"late_close", "late_open"}, {"unclosed"}):
         if best[0] == 0:
@@ -45,15 +45,15 @@ def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
 def _read_blocks(
     lines: Sequence[str], late_close: bool = False, late_open: bool = False, unclosed: bool = False
 ) -> tuple[int, list[list[str]]]:
-    """(penalty, fenced blocks) of one reading of a response; the penalty is 0 where all fences pair up."""
+    """(penalty, fenced blocks) of one reading of a response; the penalty is 0 if all fences pair up."""
     blocks: list[list[str]] = []
-    fence, indent, inner, strings, ill, cut = "", 0, 0, 0, False, False
+    fence, indent, inner, strings, malformed, cut = "", 0, 0, 0, False, False
     for line in lines:
         late = _first_fence(_LATE_OPENING, line)
         before = line[: late.start()].strip() if late else ""
         opens = bool(late and late["language"] and late["fence"].startswith(fence) and not before)
         if unclosed and fence and opens and not strings and _INDENT.match(line).end() == indent:  # type: ignore[union-attr]
-            fence, ill, cut = "", ill or inner % 2 == 1, True
+            fence, malformed, cut = "", malformed or inner % 2 == 1, True
         if not fence:
             if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
                 fence, indent, inner, strings = opening["fence"], _INDENT.match(line).end(), 0, 0  # type: ignore[union-attr]
@@ -61,7 +61,7 @@ def _read_blocks(
             continue
         closing = _CLOSING.fullmatch(line)
         if closing and closing[1].startswith(fence) and closing.start(1) < indent + 4:
-            fence, ill = "", ill or inner % 2 == 1
+            fence, malformed = "", malformed or inner % 2 == 1
             continue
         end = _first_fence(_LATE_CLOSING, line) if late_close else None
         if end and end["fence"].startswith(fence) and not strings ^ _open_strings(line[: end.start()]):
@@ -69,22 +69,22 @@ def _read_blocks(
             comment = code.lstrip().startswith("#")
             if not comment and (code or end.start() < indent + 4):
                 blocks[-1].extend([code] if code else [])
-                fence, ill = "", ill or inner % 2 == 1
+                fence, malformed = "", malformed or inner % 2 == 1
                 continue
         if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
-            inner += 1  # one of a pair inside the code, as in a comment with an example
-            ill |= opens and late.start() < indent + 4
+            inner += 1  # a fence of a pair inside the code, as in a comment with an example
+            malformed |= opens and late.start() < indent + 4
         blocks[-1].append(line)
         strings ^= _open_strings(line)
     if not any(map(_is_written, blocks)):
         return 3, blocks
-    if ill or (fence and (inner % 2 or not _is_written(blocks[-1]))):
+    if malformed or (fence and (inner % 2 or not _is_written(blocks[-1]))):
         return 2, blocks
-    return int(cut or bool(fence)), blocks  # one that is open at the end may have been cut off
+    return int(cut or bool(fence)), blocks  # an open last block may have been cut off
 
 
 def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """The match of the pattern if it is the line's first fence; a second one ends inline code."""
+    """The match of the pattern if it is the line's first fence; a second fence would end inline code."""
     match = pattern.search(line.rstrip())
     return None if match is None or "```" in line[: match.start()] else match
 
@@ -99,5 +99,5 @@ def _is_written(block: Sequence[str]) -> bool:
 
 
 def _unindented(program: str) -> str:
-    """Without the indentation that all of its lines share, as inside a list."""
+    """The program without the indentation that all of its lines share, as inside a list."""
     return textwrap.dedent(program) if program.lstrip("\n")[:1].isspace() else program

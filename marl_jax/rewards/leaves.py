@@ -2,7 +2,7 @@
 
     rows of a tree [N] --Table.paths--> rows of its paths [M], a credit's values [M] --over_leaves--> [N]
 
-A path that gives the call no value counts as 0, as does one that ended in an error. NaN stays where none gives a value.
+A path without a value for the call counts as 0, as does a path with an error. NaN stays if no path has a value.
 """
 
 import math
@@ -23,7 +23,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") -> np.ndarray:
-    """Float[count]: from values [M] on paths, one for each row, by a name of `FUNCTIONS` or "module:function".
+    """Float[count]: the values [M] on paths, combined for each row by a name of `FUNCTIONS` or "module:function".
 
     A user's function receives the values of a call that is on several paths as a list, path by path.
     """
@@ -32,11 +32,11 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
     of_row = np.split(np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count)))[
         :-1
     ]
-    return np.array([_one(function, each.tolist(), how) for each in of_row], np.float64)
+    return np.array([_combined(function, each.tolist(), how) for each in of_row], np.float64)
 
 
 def function_of(how: str) -> Callable[[Sequence[float]], Any]:
-    """The function by a name of `FUNCTIONS` or "module:function"; other names are refused."""
+    """The function with a name of `FUNCTIONS` or "module:function"; other names are refused."""
     if is_own(how):
         return own_function(how, "function of leaves")
     if how not in FUNCTIONS:
@@ -44,9 +44,9 @@ def function_of(how: str) -> Callable[[Sequence[float]], Any]:
     return FUNCTIONS[how]
 
 
-def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:
+def _combined(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:
     if len(values) == 1 or all(map(math.isnan, values)):
         return values[0]
     worth = [0.0 if math.isnan(value) else value for value in values]
-    made = called(function, f"leaves '{how}'", worth)
-    return finite(made, f"what {how!r} makes of the {len(worth)} leaves of a call")
+    result = called(function, f"leaves '{how}'", worth)
+    return finite(result, f"what {how!r} makes of the {len(worth)} leaves of a call")

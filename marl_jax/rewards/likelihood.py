@@ -18,12 +18,12 @@ from marl_jax.models import load_hf
 from marl_jax.models.qwen3 import full_precision, hidden_states
 from marl_jax.packaged import located
 
-ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
+ROWS, STEP = 16, 64  # shape of a compiled program: rows, and the multiple that its length is padded to
 
 
 @functools.lru_cache(2)
 def _stored(directory: str, dtype: str | None, written: tuple[int, ...]) -> tuple[Any, Any]:
-    """Its configuration and weights; when these were written tells a later model in the same place."""
+    """The model's configuration and weights; `written`, the files' times, tells a later model there apart."""
     return load_hf(directory, dtype=dtype)
 
 
@@ -31,7 +31,7 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord], *, dtype: str | N
     """By call, the mean log-prob of its tokens given its prompt, at temperature 1; 0 for a call without tokens.
 
     The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer. `dtype`
-    ("float32" or "bfloat16") is the type that it computes in; None: as it is stored.
+    ("float32" or "bfloat16") is the type that the model computes in; None: as it is stored.
     """
     weights = sorted(located(directory).glob("*.safetensors"))
     config, params = _stored(directory, dtype, tuple(path.stat().st_mtime_ns for path in weights))
@@ -44,23 +44,23 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord], *, dtype: str | N
                 f"a call of {longest} tokens is longer than '{directory}' can read ({config.max_position_embeddings})"
             )
         tokens = np.zeros((ROWS, -(-longest // STEP) * STEP), np.int32)
-        counts = np.zeros(tokens.shape, bool)
+        mask = np.zeros(tokens.shape, bool)
         for row, call in enumerate(batch):
             prompt, end = len(call.prompt_tokens), len(call.prompt_tokens) + len(call.tokens)
-            tokens[row, :end], counts[row, prompt:end] = (*call.prompt_tokens, *call.tokens), True
+            tokens[row, :end], mask[row, prompt:end] = (*call.prompt_tokens, *call.tokens), True
         if tokens.max() >= config.vocab_size:
             raise ValueError(
                 f"token {tokens.max()} is beyond the vocabulary of '{directory}': another tokenizer?"
             )
-        means = np.asarray(_means(params, config, tokens, counts))
+        means = np.asarray(_means(params, config, tokens, mask))
         values += means[: len(batch)].tolist()
     return values
 
 
 @functools.partial(jax.jit, static_argnums=1)
 @full_precision
-def _means(params: Any, config: Any, tokens: jax.Array, counts: jax.Array) -> jax.Array:
+def _means(params: Any, config: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     hidden = hidden_states(params, config, tokens)[:, :-1]
     logp, _ = token_logprobs(hidden, Qwen3(config).head(params, {}), tokens[:, 1:])
-    counted = counts[:, 1:]
+    counted = mask[:, 1:]
     return jnp.sum(jnp.where(counted, logp, 0), axis=1) / jnp.maximum(counted.sum(axis=1), 1)

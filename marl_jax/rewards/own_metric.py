@@ -16,7 +16,7 @@ import numpy as np
 from marl_jax.own import OwnError, called, is_own, own_function
 from marl_jax.table import Table
 
-Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.bare_episodes`
+Metric = Callable[[Table], Any]  # returns a value of 0 to 1 for each of `table.bare_episodes`
 
 
 def load_metric(name: str) -> Metric:
@@ -34,14 +34,14 @@ def load_metric(name: str) -> Metric:
 
 
 def with_metric(table: Table, metric: Metric) -> Table:
-    """The table with these values as the outcomes of its episodes; grades of solvers' answers stay."""
+    """The table with the metric's values as the outcomes of its episodes; grades of solvers' answers stay."""
     table.need_episodes()
     ends = [bare.leaves or (bare,) for bare in table.bare_episodes]
     sound = np.array([np.mean([end.error is None for end in paths]) for paths in ends])
-    given = np.asarray(metric(table), np.float64)
-    values = given * sound
+    raw = np.asarray(metric(table), np.float64)
+    values = raw * sound
     episodes = []
-    for bare, own, value in zip(table.bare_episodes, given.tolist(), values.tolist()):
+    for bare, own, value in zip(table.bare_episodes, raw.tolist(), values.tolist()):
         leaves = (dataclasses.replace(end, outcome=own if end.error is None else 0.0) for end in bare.leaves)
         episodes.append(dataclasses.replace(bare, outcome=value, leaves=tuple(leaves)))
     return table.replace(outcome=values[table.episode], bare_episodes=tuple(episodes))

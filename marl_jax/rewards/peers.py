@@ -14,7 +14,7 @@ from typing import Any
 
 
 def consensus(answers: Sequence[str | None]) -> tuple[str | None, float]:
-    """The commonest readable answer, the first of several, and its share of all; (None, 0) where none can be read."""
+    """The commonest readable answer, the first of equally common ones, and its share; (None, 0) if none can be read."""
     counts = collections.Counter(answer for answer in answers if answer is not None)
     if not counts:
         return None, 0.0
@@ -29,9 +29,9 @@ def agreement(answers: Sequence[str | None]) -> list[float]:
 
 
 def wins(values: Sequence[Any], beats: Callable[[Any, Any], bool] = operator.gt) -> list[float]:
-    """The share of the others that each beats, a draw counting half; 1/2 for a single one.
+    """The share of the other values that each value beats; a draw counts half, and a single value gets 1/2.
 
-    `beats` may be any preference, a noisy or a cyclic one too.
+    `beats` may be any preference, also a noisy or a cyclic one.
     """
     count = len(values)
     if count == 1:
@@ -45,19 +45,19 @@ def wins(values: Sequence[Any], beats: Callable[[Any, Any], bool] = operator.gt)
 
 
 def crowding(texts: Sequence[str], near: float = 0.5, size: int = 3) -> list[float]:
-    """The share of the texts that each is near to, itself included: overlap of their runs of `size` characters.
+    """The share of the texts that each text is near to, itself included, by their common runs of `size` characters.
 
-    Two texts are near if their common runs are at least this share of all runs of both. A penalty on it keeps a batch
-    diverse.
+    Two texts are near if their common runs are at least this share of all runs of both. A penalty on this share keeps a
+    batch diverse.
     """
     grams = [{text[i : i + size] for i in range(max(len(text) - size + 1, 1))} for text in texts]
 
     def overlap(a: set[str], b: set[str]) -> float:
         return len(a & b) / len(a | b)
 
-    return [sum(overlap(one, other) >= near for other in grams) / len(grams) for one in grams]
+    return [sum(overlap(runs, other) >= near for other in grams) / len(grams) for runs in grams]
 
 
 def changes(values: Sequence[float], start: float = 0.0) -> list[float]:
-    """The change by each turn: the first against `start`, every other against the one before."""
+    """The change that each turn made: the first against `start`, every other against the turn before."""
     return [now - before for before, now in zip([start, *values], values)]

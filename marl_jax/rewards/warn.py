@@ -1,4 +1,4 @@
-"""Warnings that may concern thousands of answers: each kind is logged once a minute at most, and answers counted."""
+"""Warnings that may concern thousands of answers: each kind is logged at most once a minute, and answers counted."""
 
 import collections
 import logging
@@ -7,15 +7,15 @@ import time
 
 EVERY_S = 60.0
 
-_said: dict[str, float] = {}  # message -> when
-_ungraded: collections.deque[None] = collections.deque()  # one for each answer
+_logged_at: dict[str, float] = {}  # message -> time of its last log entry
+_ungraded: collections.deque[None] = collections.deque()  # an entry for each answer
 
 
 def warn(message: str, *details: object) -> None:
     """Log the message with its details, unless it was logged within the last minute."""
     now = time.monotonic()
-    if now - _said.get(message, -math.inf) >= EVERY_S:
-        _said[message] = now
+    if now - _logged_at.get(message, -math.inf) >= EVERY_S:
+        _logged_at[message] = now
         logging.getLogger("marl_jax").warning(message, *details)
 
 
@@ -26,7 +26,7 @@ def ungraded(message: str, *details: object) -> None:
 
 
 def newly_ungraded() -> int:
-    """How many answers could not be graded since this was last asked."""
+    """The number of answers that could not be graded since the last call of this function."""
     count = len(_ungraded)
     for _ in range(count):
         _ungraded.popleft()

@@ -304,7 +304,7 @@ def test_without_descriptors_a_zygote_does_not_start_and_nothing_leaks(more):
 
 
 def test_a_pool_without_descriptors_says_so_and_recovers(caplog, monkeypatch):
-    monkeypatch.setattr("marl_jax.rewards.warn._said", {})  # what was logged in the last minute
+    monkeypatch.setattr("marl_jax.rewards.warn._logged_at", {})  # what was logged in the last minute
 
     def submit(programs):
         return [submit_program(f"print(input() * {n})", ECHO, pool=pool) for n in programs]
