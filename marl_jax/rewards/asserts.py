@@ -13,16 +13,16 @@ from typing import Any
 
 
 def assert_tests(code: str, entry_point: str | None = None, setup: str = "") -> list[dict[str, Any]]:
-    """Tests from assert statements, or from code that defines `check(candidate)` when the entry point is named.
+    """Tests from assert statements, or, if the entry point is named, from code that defines `check(candidate)`.
 
-    `setup` is code that the asserts use: it runs in their process, never in the program's.
+    `setup` is code that the asserts use: it runs in the asserts' process, never in the program's.
     """
     try:
         calls = _call_tests(ast.parse(code).body, entry_point)
-        theirs = (_defined(setup) | (_PYTHON if entry_point else set())) - {entry_point}
+        defined_elsewhere = (_defined(setup) | (_PYTHON if entry_point else set())) - {entry_point}
     except SyntaxError as error:
         raise ValueError(f"the test code is not Python: {error}") from None
-    if calls is None or any(test["call"] in theirs for test in calls):
+    if calls is None or any(test["call"] in defined_elsewhere for test in calls):
         return [check_test(code, entry_point, setup)]
     return calls
 
@@ -42,7 +42,7 @@ def free_functions(code: str, setup: str = "") -> tuple[str, ...]:
 
 
 def check_functions(functions: Sequence[str], code: str, setup: str = "") -> None:
-    """ValueError when test code calls an undefined function, or no program can pass it, or any can."""
+    """ValueError if test code calls an undefined function, or if no program can pass it, or if every program can."""
     if not functions:
         raise ValueError("the check uses no function of the program: any program would pass")
     parts = [ast.parse(code), ast.parse(setup)]
@@ -58,8 +58,8 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
     if all(map(_only_defines, parts[0].body)):
         raise ValueError("the check defines its tests and calls none of them")
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    if names & _BEYOND_READING or any(isinstance(node, ast.alias) and node.name == "*" for node in nodes):
-        return  # names may be defined that the source does not show
+    if names & _HIDE_NAMES or any(isinstance(node, ast.alias) and node.name == "*" for node in nodes):
+        return  # the code may define names that its source does not show
     used = _used(code) | _used(setup)
     if not used & set(functions):
         raise ValueError(f"the check uses none of its functions {list(functions)}: any program would pass")
@@ -75,11 +75,11 @@ _DOCTESTS = {"testmod", "testfile", "run_docstring_examples"}
 _RUNNERS = {"TextTestRunner", "TestSuite", "TestLoader", "defaultTestLoader", "makeSuite"}
 _RUNNERS |= {"DocTestSuite", "DocTestRunner"}
 _PYTHON = {*dir(builtins), "__file__", "__builtins__"}
-_BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
+_HIDE_NAMES = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
 
 
 def _call_tests(body: Sequence[ast.stmt], entry_point: str | None) -> list[dict[str, Any]] | None:
-    """The statements as call tests, None when one of them is anything else."""
+    """The statements as call tests; None if one of them is anything else."""
     tests: list[dict[str, Any]] = []
     for statement in body:
         match statement:
@@ -114,7 +114,7 @@ def _call_tests(body: Sequence[ast.stmt], entry_point: str | None) -> list[dict[
 def _imported(parts: Sequence[ast.Module]) -> set[str]:
     """The modules that code imports outside of functions and conditions."""
     statements = [statement for part in parts for statement in part.body]
-    names = [one.name for part in statements if isinstance(part, ast.Import) for one in part.names]
+    names = [alias.name for part in statements if isinstance(part, ast.Import) for alias in part.names]
     names += [part.module or "." for part in statements if isinstance(part, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
 
@@ -124,47 +124,47 @@ def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
     names = set[str]()
     for node in nodes:
         match node:
-            case ast.Import(names=names_of):
-                names |= {f"{one.asname or one.name}.main" for one in names_of if one.name == "unittest"}
-            case ast.ImportFrom(module="unittest", names=names_of):
-                names |= {one.asname or one.name for one in names_of if one.name == "main"}
+            case ast.Import(names=aliases):
+                names |= {f"{it.asname or it.name}.main" for it in aliases if it.name == "unittest"}
+            case ast.ImportFrom(module="unittest", names=aliases):
+                names |= {it.asname or it.name for it in aliases if it.name == "main"}
     read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "result"}
     calls = (node for node in nodes if isinstance(node, ast.Call) and id(node) not in read)
     return any(ast.unparse(node.func) in names for node in calls)
 
 
 def _ignores_results(nodes: Sequence[ast.AST]) -> bool:
-    """Whether statements run unittest or doctest, which raise nothing then, and nothing says what failed."""
+    """Whether statements run unittest or doctest, which do not raise then, and no code reads what failed."""
     if any(isinstance(node, ast.Attribute) and node.attr in _RESULTS for node in nodes):
         return False
-    runners, made = set(_RUNNERS), dict[str, set[str]]()
+    runners, words_of = set(_RUNNERS), dict[str, set[str]]()
     for node in nodes:
         match node:
             case ast.ClassDef(bases=bases) if any("TestResult" in ast.unparse(it) for it in bases):
-                return False  # it may raise what it is told
+                return False  # it may raise a failure that is reported to it
             case ast.ClassDef(name=name, bases=bases) if any("TestCase" in ast.unparse(it) for it in bases):
                 runners.add(name)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                made[name] = _words(value)
+                words_of[name] = _words(value)
     for node in nodes:
         match node:
             case ast.Expr(ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords)) if (
-                name in _DOCTESTS and not any(one.arg == "raise_on_error" for one in keywords)
+                name in _DOCTESTS and not any(keyword.arg == "raise_on_error" for keyword in keywords)
             ):
                 return True
             case ast.Expr(ast.Call(func=ast.Attribute(value=runner, attr="run") | (ast.Call() as runner))):
-                if runners & _words(runner).union(*(made.get(word, ()) for word in _words(runner))):
+                if runners & _words(runner).union(*(words_of.get(word, ()) for word in _words(runner))):
                     return True
-            case ast.Expr(ast.Call(func=ast.Name(id=name))) if runners & made.get(name, set()):
+            case ast.Expr(ast.Call(func=ast.Name(id=name))) if runners & words_of.get(name, set()):
                 return True
     return False
 
 
 def _words(node: ast.AST) -> set[str]:
-    """All names in an expression, of attributes, too."""
-    inner = [*ast.walk(node)]
-    attributes = {one.attr for one in inner if isinstance(one, ast.Attribute)}
-    return attributes | {one.id for one in inner if isinstance(one, ast.Name)}
+    """All names in an expression, also those of attributes."""
+    nodes = [*ast.walk(node)]
+    attributes = {part.attr for part in nodes if isinstance(part, ast.Attribute)}
+    return attributes | {part.id for part in nodes if isinstance(part, ast.Name)}
 
 
 def _only_defines(statement: ast.stmt) -> bool:
@@ -187,9 +187,9 @@ def _defined(code: str) -> set[str]:
 
 
 def _used(code: str) -> set[str]:
-    """The global names that code reads, in functions and classes, too."""
+    """The global names that code reads, also in functions and classes."""
     tables = [symtable.symtable(code, "test", "exec")]
     for table in tables:
         tables.extend(table.get_children())
     symbols = ((symbol, table.get_type() == "module") for table in tables for symbol in table.get_symbols())
-    return {one.get_name() for one, top in symbols if one.is_referenced() and (top or one.is_global())}
+    return {name.get_name() for name, top in symbols if name.is_referenced() and (top or name.is_global())}

@@ -23,10 +23,10 @@ from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
-PARSED = 256  # problems whose tests are kept parsed
-_PASSED = b'["ok",null]'  # of test code that ran to its end
-_ERROR_BYTES = 1 << 13  # more than an error message of the harness can have
-_WORDLESS = "an error without words"
+PARSED = 256  # problems whose parsed tests are cached
+_PASSED = b'["ok",null]'  # message of test code that ran to its end
+_ERROR_BYTES = 1 << 13  # no error message of the harness is longer
+_NO_TEXT = "an error without words"
 _ROOM = 16  # an output longer than this many times the expected one, plus a constant, is wrong
 
 
@@ -40,8 +40,8 @@ def run_program(
 ) -> Verdict:
     """Whether a program (not a response) passes every test, and if not, which failed first and why.
 
-    The time limit is wall-clock time per test. ValueError names a malformed test by its number from 1. A verdict
-    counts from 0, because the micro bases were trained on that form.
+    The time limit is wall-clock time per test. ValueError names a malformed test by its number, from 1. Verdicts
+    number tests from 0, because the micro bases were trained on that form.
     """
     return submit_program(
         source, tests, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb, pool=pool
@@ -66,32 +66,32 @@ def submit_program(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
         )
     limits = _limits(time_limit_s, memory_limit_mb)
-    prepared, known = _prepared(tests, digest)
+    prepared, tests_digest = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
-    said = repr((source, known, limits)).encode("utf-8", "surrogatepass")
+    submission = repr((source, tests_digest, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
-        hashlib.sha256(said).digest(),
+        hashlib.sha256(submission).digest(),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )
 
 
-_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {digest of tests: what they are}
+_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {task's digest: (parsed tests, their digest)}
 
 
 def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> "tuple[tuple[Test, ...], bytes]":
-    """The parsed tests and a digest of them; those of a task may be megabytes, and there are thousands of programs."""
-    if digest is not None and (found := _parsed.get(digest)):
-        return found
+    """The parsed tests and their digest. Cached: a task may have megabytes of tests, and thousands of programs."""
+    if digest is not None and (cached := _parsed.get(digest)):
+        return cached
     prepared = parse_tests(tests)
-    made = prepared, hashlib.sha256(repr(prepared).encode("utf-8", "surrogatepass")).digest()
+    parsed = prepared, hashlib.sha256(repr(prepared).encode("utf-8", "surrogatepass")).digest()
     if digest is not None:
         while len(_parsed) >= PARSED:
             _parsed.pop(next(iter(_parsed), ""), None)
-        _parsed[digest] = made
-    return made
+        _parsed[digest] = parsed
+    return parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Computed:
     """The value returned by a program's function, or the reason for none."""
 
     value: Any = None  # text, a number, a boolean, None, or lists of these
-    reason: str = ""  # empty where there is a value
+    reason: str = ""  # empty if there is a value
 
 
 def compute(
@@ -111,30 +111,30 @@ def compute(
     memory_limit_mb: float = MEMORY_LIMIT_MB,
     pool: Pool | None = None,
 ) -> Computed:
-    """The value that a function of a program returns in two processes alike, for problems that models write.
+    """The value that a function of a program returns in each of two processes, for problems that models write.
 
-    Text, numbers, booleans, None and lists of these are values. Chance is the same in every process of the sandbox, so
-    programs that draw numbers are not refused; those that read a clock are.
+    Text, numbers, booleans, None and lists of these are values. Random numbers are the same in every process of the
+    sandbox, so programs that draw them are accepted; programs that return a clock's time are refused.
     """
     test = CallTest(function, _packed(1, "args", list(args)), "null")
     limits, values = _limits(time_limit_s, memory_limit_mb), list[Any]()
 
-    def once(seat: Seat) -> str | None:
+    def run_once(seat: Seat) -> str | None:
         failure, answer = test.answer(source, limits, seat)
         values.extend(answer or ())
         return failure
 
-    verdict = (pool or default_pool()).submit([once, once]).result()
+    verdict = (pool or default_pool()).submit([run_once, run_once]).result()
     if not verdict.passed:
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
-    odd = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
+    other = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
     try:
-        (first, second), known = map(plain.dumps, values), _is_plain(values[0])
-    except (ValueError, RecursionError):  # an infinite number, or lists too deep, that a program wrote itself
-        return odd
+        (first, second), is_plain = map(plain.dumps, values), _is_plain(values[0])
+    except (ValueError, RecursionError):  # an infinite number, or lists too deep, in a forged answer
+        return other
     if first != second:
         return Computed(reason="two runs return different values")
-    return Computed(values[0]) if known else odd
+    return Computed(values[0]) if is_plain else other
 
 
 def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:
@@ -155,10 +155,10 @@ def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
 
 @dataclasses.dataclass(frozen=True)
 class StdinTest:
-    """Run as a script: its output must agree, and it must not fail."""
+    """Run the program as a script: its output must agree, and it must not fail."""
 
-    stdin: str  # given to the program
-    stdout: str  # expected of it
+    stdin: str  # input of the program
+    stdout: str  # expected output
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the program passes, else why not."""
@@ -189,7 +189,7 @@ class CallTest:
         return None if same_packed(answer[0], plain.loads(self.expected)) else "wrong answer"
 
     def answer(self, source: str, limits: Limits, seat: Seat) -> tuple[str | None, list[Any] | None]:
-        """Why there is none, and the packed value that it returned, in a list."""
+        """(why the call has no value, None); or (None, the packed value that it returned, in a list)."""
         (zygote,) = seat.zygotes(1)
         job = {"mode": "call", "source": source, "call": self.call, "args": plain.loads(self.args)}
         room = limits.result_bytes + _ROOM * len(self.expected)
@@ -204,14 +204,14 @@ class CheckTest:
     """Run test code that uses the program's functions and classes from another process."""
 
     check: str  # test code that may use the program's functions
-    functions: tuple[str, ...]  # their names
+    functions: tuple[str, ...]  # names of these functions
     setup: str = ""  # code in front of the check
-    # Whether the test lists its functions; they then replace definitions of these names in its setup.
+    # Whether the test lists its functions; listed functions replace definitions of their names in the setup.
     named: bool = True
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the test code runs to its end, else why not."""
-        theirs, ours = seat.zygotes(2)
+        program_zygote, check_zygote = seat.zygotes(2)
         limits = dataclasses.replace(limits, result_bytes=limits.file_bytes)
         check = {
             **{"mode": "check", "source": self.check, "setup": self.setup},
@@ -219,21 +219,21 @@ class CheckTest:
         }
         used = False
         with (
-            Process(theirs, {"mode": "serve", "source": source}, limits, commands=True) as program,
-            Process(ours, check, limits, commands=True) as checker,
+            Process(program_zygote, {"mode": "serve", "source": source}, limits, commands=True) as program,
+            Process(check_zygote, check, limits, commands=True) as checker,
         ):
             while (message := checker.receive()) is not None:
                 if message == _PASSED:
                     return None if used else "the check called no function of the program"
                 if not message.startswith(b'["ask"'):
-                    return f"check failed: {_error(message) or _WORDLESS}"
+                    return f"check failed: {_error(message) or _NO_TEXT}"
                 used = True
                 program.send(message)
                 answer = program.receive()
                 if answer is None:
                     return _failure(program.finish(), limits) or "ended before it answered"
                 if answer.startswith(b'["error"'):
-                    return _error(answer) or _WORDLESS
+                    return _error(answer) or _NO_TEXT
                 checker.send(answer)
             return _failure(checker.finish(), limits) or "the test code ended early"
 
@@ -300,7 +300,7 @@ def _packed(number: int, name: str, value: Any) -> str:
 
 
 def _failure(ended: Ended, limits: Limits) -> str | None:
-    """Why a process failed, by how it ended or else by the error that it sent; None when it ended well."""
+    """Why a process failed: from how it ended, or else from the error that it sent. None if it ended well."""
     if not ended.in_time:
         return f"time limit of {limits.time_s:g} s"
     if ended.overflow:
@@ -318,7 +318,7 @@ def _failure(ended: Ended, limits: Limits) -> str | None:
 def _error(frame: bytes) -> str | None:
     """The text of an error message, None for any other message. Programs can forge it in any size."""
     kind, text = _message(frame) if len(frame) <= _ERROR_BYTES else (None, None)
-    return (str(text)[:500] or _WORDLESS) if kind == "error" else None
+    return (str(text)[:500] or _NO_TEXT) if kind == "error" else None
 
 
 def _answer(result: bytes) -> list[Any] | None:
@@ -329,7 +329,7 @@ def _answer(result: bytes) -> list[Any] | None:
 
 
 def _message(frame: bytes) -> tuple[Any, Any]:
-    """The kind and the content of a message; (None, None) for bytes that are none."""
+    """The kind and the content of a message; (None, None) for bytes that are no message."""
     try:
         kind, content = plain.loads(frame)
     except (ValueError, TypeError):
@@ -338,5 +338,5 @@ def _message(frame: bytes) -> tuple[Any, Any]:
 
 
 def _is_plain(packed: Any) -> bool:
-    """Whether a packed value is as it is packed: no tuple, set, dict or wide number."""
+    """Whether a value and its packed form are the same: it has no tuple, set, dict or wide number."""
     return all(map(_is_plain, packed)) if isinstance(packed, list) else not isinstance(packed, dict)
