@@ -24,10 +24,10 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
-    A, C is AC, too; 10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations;
-    x > 1 and x < 3 is an interval, or two; x \ne 1, 2 is a set, too; the m of 5 m is a variable, too; 1/4 or 0.25 is
-    one number, too. Nested too deep, it is mere text.
+    r"""All ways to read a cleaned answer. 1,234, 5 is a list of two numbers or of three, but 1,034 is always one
+    number. A, C is also AC; 10 am also 10:00 am; 90^\circ - A also 90 - A; x = 1, y = 2 also a point; x > 1 and x < 3
+    also one interval; x \ne 1, 2 also a set; 1/4 or 0.25 also one number; the m of 5 m also a variable. A text that is
+    nested too deep is only text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -55,20 +55,20 @@ def readings(text: str) -> Iterator[Node]:
         if all(len(name) == 1 for name in names) and list(names) == sorted(set(names)):
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
     by_or = node[0] == "list" and not {*",;"} & {*text} and not _AND.search(text)
-    if by_or and len(set(map(_amount, node[1]))) == 1:
+    if by_or and len(set(map(_as_number, node[1]))) == 1:
         yield node[1][0]
-    joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
-    if joint and (both := _common(text, node[1])) is not None:  # x \ne 1, x > 0, too
-        yield both
+    is_joint = node[0] == "list" and (_AND.search(text) or any(item[0] == "union" for item in node[1]))
+    if is_joint and (joint := _intersection(text, node[1])) is not None:  # also x \ne 1, x > 0
+        yield joint
 
 
 @functools.lru_cache(1 << 12)
 def read(text: str) -> Node:
-    """The structure of a cleaned answer. A part of it may be read once for each form that it may have."""
+    """The structure of a cleaned answer. Cached: a part is read again for each form that the answer may have."""
     text = text.strip()
     if _SET_OPERATOR.search(text):
         name, *values = _split(text, _EQUALS)
-        if len(values) == 1 and is_label(name):  # not an operand: D = \mathbb{R} \setminus \{1\}
+        if len(values) == 1 and is_label(name):  # a label, not an operand: D = \mathbb{R} \setminus \{1\}
             return ("equation", (name, *values))
         if len(parts := _split(text, _SET_OPERATOR)) > 1:
             sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
@@ -80,22 +80,22 @@ def read(text: str) -> Node:
         return (_solutions(items) if "or" in text and not _AND.search(text) else None) or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         node = _bracket(text)
-        both = _both(text) if node[:3] == ("bracket", "(", ")") or node[0] == "text" else ()  # (0, \pm 1)
-        return ("list", both) if both else node
+        signed = _signed(text) if node[:3] == ("bracket", "(", ")") or node[0] == "text" else ()  # (0, \pm 1)
+        return ("list", signed) if signed else node
     if (found := _POINT.fullmatch(text)) is not None and _is_point(_bracket(found["place"])):
         return ("equation", (found["name"], found["place"]))
     if text.startswith("\\begin"):
         return _matrix(text)
     if _RELATION.search(text):
         return _relation(text)
-    both = _both(text)
-    return ("list", both) if both else _scaled(text) or _scalar(text)
+    signed = _signed(text)
+    return ("list", signed) if signed else _scaled_matrix(text) or _scalar(text)
 
 
 # --- structure ------------------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
-_LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
+_LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # a letter without a space before it is no unit
 _CHOICE = r"[A-J]|\\textcircled\{\d+\}"
 _CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?:, ?and |, ?| and )(?:{_CHOICE}|\([A-J]\)))+")
 _HOUR = re.compile(r"\d{1,2} [ap]m")
@@ -108,10 +108,10 @@ _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _SINGLE = re.compile(r"\{\s*([A-Za-z\d]|\\[A-Za-z]+)\s*\}")
 _POINT = re.compile(r"(?P<name>[A-Z](?:_(?:\w|\{\w\})|'+)?) ?(?P<place>\(.*,.*\))")
-_EDGES = re.compile(r"^[\s,;]*(?:(?:if|for|when)(?![A-Za-z]))?\s*|[\s,;.]+$")  # of a case and its condition
+_EDGES = re.compile(r"^[\s,;]*(?:(?:if|for|when)(?![A-Za-z]))?\s*|[\s,;.]+$")  # of a case or its condition
 _ARTICLE = re.compile(r"^\s*(?:an?|the) (?=[a-z]{3})", re.I)
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
-# Where degrees mean more than their number.
+# Text in which degrees mean more than their number.
 _NO_UNIT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|=")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _INNER_DEGREES = re.compile(_DEGREES.pattern + r"\s*[-+]")
@@ -131,12 +131,12 @@ _LABEL = re.compile(
     r"|[A-Z]{1,3}(?:_\d)?(?:\s*:\s*[A-Z]{1,3}(?:_\d)?)+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
-_TO_SOLVE = re.compile(  # \ln(x) = 1, or to be checked, \log_2(8) = 4; \sin(A) is asked for
+_TO_SOLVE = re.compile(  # sides to solve, \ln(x) = 1, or check, \log_2(8) = 4; but \sin(A) is a quantity
     r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log|exp)(?:_(?:\w|\{[^{}]*\}))? ?"
     r"\((?!.*(?:[A-Z]|\\(?:alpha|beta|gamma|theta|phi)(?![A-Za-z])))"
 )
-# A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle, an integral, a sum, a
-# limit, what vectors make; |x| = 5 and \\sin x = 1 are to be solved.
+# Quantities that problems ask for: a sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of
+# an angle, an integral, a sum, a limit, an expression of vectors; but |x| = 5 and \\sin x = 1 are to be solved.
 _ASKED = re.compile(
     r"[A-Za-z](?:\s*[+-]\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\|(?:\^(?:2|\{2\}))?"
     r"|(?:[PE]|\\mathbb\s*\{\s*[PE]\s*\})\s*[(\[][^()\[\]]*[)\]]"
@@ -149,18 +149,18 @@ _ASKED = re.compile(
 
 
 def _split(text: str, separator: re.Pattern) -> list[str]:
-    """The parts between separators that stand outside of all brackets."""
+    """The parts between the separators that are outside of all brackets."""
     if not separator.search(text):
         return [text]
-    cuts = [at for found in separator.finditer(_outside(text)) for at in found.span()]
+    cuts = [at for found in separator.finditer(_blanked(text)) for at in found.span()]
     ends = [0, *cuts, len(text)]
     return [text[start:end].strip() for start, end in zip(ends[::2], ends[1::2])]
 
 
-def _outside(text: str) -> str:
-    """The text with its brackets and their contents blanked; positions stay."""
+def _blanked(text: str) -> str:
+    """The text with its brackets and their contents blanked out; positions stay the same."""
     depth, kept = 0, ""
-    for at, part in enumerate(_BRACKET.split(text)):  # texts and brackets take turns
+    for at, part in enumerate(_BRACKET.split(text)):  # texts and brackets alternate
         kept += "\0" * len(part) if depth or at % 2 else part
         depth += _step(part) if at % 2 else 0
     return kept
@@ -171,7 +171,7 @@ def _step(bracket: str) -> int:
 
 
 def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
-    """The result of an operator on sets: computed for sets of numbers, else kept as a union."""
+    """The result of an operator on sets: computed for sets of numbers; other unions are kept as unions."""
     if (node := combine(sign, items)) is not None or sign != "\\cup":
         return node
     if all(item[0] == "set" for item in items):
@@ -180,7 +180,7 @@ def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
 
 
 def _solutions(items: tuple[Node, ...]) -> Node | None:
-    """The numbers that x < 1 or x = 2 or x > 3 leaves for its variable."""
+    """The numbers that satisfy one of several conditions on a variable: x < 1 or x = 2 or x > 3."""
     names = {item[4] for item in items if _is_condition(item)}
     if len(names) != 1:
         return None
@@ -195,16 +195,16 @@ def _solutions(items: tuple[Node, ...]) -> Node | None:
     return _set_algebra("\\cup", tuple(sets))
 
 
-def _common(text: str, items: tuple[Node, ...]) -> Node | None:
-    """The numbers that meet all conditions, x > 1 and x < 3; None where there are none, or one condition is enough."""
-    names = set(map(_condition, items))
+def _intersection(text: str, items: tuple[Node, ...]) -> Node | None:
+    """The numbers that satisfy all conditions: x > 1 and x < 3. None if there are none, or one condition is enough."""
+    names = set(map(_variable_of, items))
     if "or" in text or "" in names or len(names) > 1:
         return None
-    both = combine("\\cap", items)
-    return None if both == ("set", ()) or both in items else both
+    joint = combine("\\cap", items)
+    return None if joint == ("set", ()) or joint in items else joint
 
 
-def _amount(node: Node) -> Node:
+def _as_number(node: Node) -> Node:
     r"""25\% as 0.25, anything else as it is."""
     with contextlib.suppress(TooBig):
         if node[0] == "scalar" and node[4]:
@@ -212,24 +212,24 @@ def _amount(node: Node) -> Node:
     return node
 
 
-def _condition(node: Node) -> str:
-    """The variable that a condition is on, x in x < 1 or x = 2; "" where it is none on one variable."""
+def _variable_of(node: Node) -> str:
+    """The variable of a condition: x for x < 1 or x = 2; "" if the node is no condition on one variable."""
     parts = [part for part in node[1] if part[0] != "set"] if node[0] == "union" else [node]
     names = {part[4] if _is_condition(part) else "" for part in parts}
     return names.pop() if len(names) == 1 else ""
 
 
 def _items(text: str) -> tuple[Node, ...]:
-    r"""An item of a list or set: two where it has one \pm."""
-    return _both(text) or (read(text),)
+    r"""The values of an item of a list or set: two if it has one \pm."""
+    return _signed(text) or (read(text),)
 
 
-def _both(text: str) -> tuple[Node, ...]:
-    r"""The two values of a text with one \pm, none of any other."""
+def _signed(text: str) -> tuple[Node, ...]:
+    r"""The two values of a text with one \pm; empty for any other text."""
     if len(_PLUS_MINUS.findall(text)) != 1:
         return ()
-    both = [text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+")]
-    return tuple(map(_finished, map(read, both)))
+    texts = [text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+")]
+    return tuple(map(_finished, map(read, texts)))
 
 
 def _bracket(text: str) -> Node:
@@ -245,7 +245,7 @@ def _bracket(text: str) -> Node:
     inner = text[len(left) : found.start()].strip()
     parts = _split(inner, _SEPARATOR) if inner else []
     if left == "\\{":
-        return _described(inner) or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
+        return _set_builder(inner) or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
     items = tuple(map(read, parts))
     if len(items) == 1 and (left in "({" or items[0][0] == "matrix"):
         return items[0]
@@ -258,8 +258,8 @@ def _is_point(node: Node) -> bool:
     return node[0] == "bracket" and node[1:3] == ("(", ")") and all(item[0] == "scalar" for item in node[3])
 
 
-def _described(inner: str) -> Node | None:
-    """The reals of a set given by conditions, x | x > 3, or by equations, x | x = 1 or x = 3."""
+def _set_builder(inner: str) -> Node | None:
+    """The real numbers of a set that is given by conditions, x | x > 3, or equations, x | x = 1 or x = 3."""
     found = _CONDITION.fullmatch(inner)
     if found is None:
         return None
@@ -270,8 +270,8 @@ def _described(inner: str) -> Node | None:
         constant = all(point[0] == "scalar" and not variables(point[1]) for point in points)
         return ("set", points) if constant and (len(items) == 1 or "or" in found["condition"]) else None
     if node[0] == "list":
-        node = _common(found["condition"], items) or node
-    return node if _condition(node) == name else None
+        node = _intersection(found["condition"], items) or node
+    return node if _variable_of(node) == name else None
 
 
 def _is_condition(node: Node) -> bool:
@@ -293,14 +293,14 @@ def _matrix(text: str) -> Node:
 
 
 def _cases(rows: list[str]) -> Node:
-    """Values, each with its condition, in any order; without conditions, equations that all hold."""
+    """Values, in any order, each with its condition; without conditions, equations that all hold."""
     if not any("&" in row for row in rows):
         return read(", ".join(rows))
     parts = [tuple(read(_EDGES.sub("", cell)) for cell in row.split("&")) for row in rows]
     return ("set", tuple(("bracket", "&", "&", part, "") for part in parts))
 
 
-def _scaled(text: str) -> Node | None:
+def _scaled_matrix(text: str) -> Node | None:
     """A matrix times a number, multiplied out."""
     at = text.find("\\begin")
     if at <= 0:
@@ -319,7 +319,7 @@ def _scaled(text: str) -> Node | None:
 
 
 def _relation(text: str) -> Node:
-    parts, signs = _split(text, _RELATION), _RELATION.findall(_outside(text))
+    parts, signs = _split(text, _RELATION), _RELATION.findall(_blanked(text))
     if not signs or not all(parts):
         return _text(text)
     if set(signs) == {"="}:
@@ -330,14 +330,14 @@ def _relation(text: str) -> Node:
         reals, points = read(f"-\\infty<{parts[0]}<\\infty"), ("set", _items(parts[1]))
         return combine("\\setminus", (reals, points)) or _text(text)
     if all(sign in ("<", "\\le") for sign in signs):
-        return _ordered(text, parts, [sign == "<" for sign in signs])
+        return _inequality(text, parts, [sign == "<" for sign in signs])
     if all(sign in (">", "\\ge") for sign in signs):
-        return _ordered(text, parts[::-1], [sign == ">" for sign in signs[::-1]])
+        return _inequality(text, parts[::-1], [sign == ">" for sign in signs[::-1]])
     return _text(text)
 
 
-def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
-    """a < x < b as the interval it describes; any other comparison of two sides as the sign of a difference."""
+def _inequality(text: str, parts: list[str], strict: list[bool]) -> Node:
+    """a < x < b as the interval that it describes; another comparison of two sides as the sign of a difference."""
     low, high = read("-\\infty"), read("\\infty")
     ends = [None if _VARIABLE.fullmatch(part) and part not in _CONSTANTS else read(part) for part in parts]
     if all(end is None or (end[0] == "scalar" and variables(end[1]) <= {"\\infty"}) for end in ends):
@@ -353,7 +353,7 @@ def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
 
 
 def difference(parts: Sequence[str]) -> Tree | None:
-    """The left side less the right one; None where there are not two, or one has words or cannot be read."""
+    """The left side minus the right side; None unless there are two sides, which can be read and have no words."""
     if len(parts) != 2 or any(map(has_words, parts)):
         return None
     try:
@@ -373,7 +373,7 @@ def _finished(node: Node) -> Node:
 
 
 def _text(text: str) -> Node:
-    """Words fold their case and lose their marks; in a formula braces, case, primes and factorials mean something."""
+    """Words are case-folded and lose their marks; in formulas braces, case, primes and factorials have a meaning."""
     if "\\" in text:
         return ("text", re.sub(r"\s+", "", unbraced(text)).strip('.,;:?"'))
     bare = _EXCLAIMED.sub("", re.sub(r"[\s{}]+", "", _ARTICLE.sub("", text)).casefold().strip('.,;:?"'))
@@ -393,8 +393,8 @@ def is_label(text: str) -> bool:
 
 
 def is_asked(text: str, value: str = "") -> bool:
-    """Whether an answer may name its value so: by a label, a sum of names (m + n), [ABC], P(X = 1), \\sin A, or what
-    has several variables, as one equation solves for none of them; curves end in 0 or 1. A gold x + y = 5 is a line.
+    """Whether an answer may name its value like this: by a label, m + n, [ABC], P(X = 1), \\sin A, or a text in several
+    variables, as one equation solves for none of them; but curves end in 0 or 1. A gold x + y = 5 is a line.
     """
     if is_label(text) or _ASKED.fullmatch(text):
         return True
