@@ -6,11 +6,11 @@ Exact arithmetic and floats at a few points decide nearly every pair in this pro
 floats cannot decide are settled by math-verify in a worker, which gets the trees and never the text. A
 response without a box earns 0: the prompt asks for a box.
 
-The algebra of one answer takes at most 1.5 seconds of the clock, and half a second after the workers are up where
-their start alone takes as long (`start` of `math_pool` does it ahead); answers of a batch wait for each other.
-Algebra is limited by the CPU time it takes; an answer that needs nearly all of it may be judged right on one machine
-and wrong on a slower one. Where the clock runs out first, or workers die, this grading is 0, and the next one of the
-same answer tries again.
+The algebra of one answer takes at most 1.5 seconds of wall time, or, if starting the workers takes that long, half a
+second after they are up (`math_pool.start` starts them ahead); answers of a batch wait for each other. Algebra is
+limited by its CPU time; an answer that needs nearly all of it may be judged right on one machine and wrong on a slower
+one. If the wall time runs out first, or workers die, this grade is 0, and the next grading of the same answer tries
+again.
 
 Equal and different forms of quantities (the last column is different):
 
@@ -19,8 +19,8 @@ Equal and different forms of quantities (the last column is different):
               \$12 per hour is \$12                            \$12 per hour is not \$12 per day
     words     12 apples is 12: a plural noun alone, one        12 apples is not 12 oranges
               before per or of, or a noun after these is a
-              unit; other words make a text, to be written
-              alike                                            5 zorble is not 5; 5 at most is not 5
+              unit; other words make a text, which must be
+              written alike                                    5 zorble is not 5; 5 at most is not 5
 """
 
 import contextlib
@@ -54,8 +54,8 @@ from marl_jax.rewards.math.spelling import choice, clean, squeeze
 from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import ungraded
 
-MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
-MAX_ITEMS = 40  # of a list whose items are matched by meaning
+MAX_CHARS = 1000  # of an answer that is parsed; a longer answer must be the text of the gold answer
+MAX_ITEMS = 40  # of a list whose items are compared by value
 _ROUNDED = re.compile(
     r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+"
     r"(?:\\?[ ,;~])*+(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*\$?\.?\s*"
@@ -63,13 +63,13 @@ _ROUNDED = re.compile(
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 _ARGUMENT = re.compile(r"(?<=[A-Za-z])\([a-z]\)$")
 CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
-WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
+WALL_LIMIT_S = 1.5  # the same in wall time, which includes waiting for a worker
 
 
 def grade_math(response: str, gold: str) -> float:
     """1.0 if the last boxed answer of the response is equivalent to the gold answer, else 0.0.
 
-    An empty gold answer is matched by nothing.
+    No answer equals an empty gold answer.
     """
     for name, text in (("response", response), ("gold", gold)):
         if not isinstance(text, str):
@@ -83,11 +83,11 @@ def equivalent(answer: str, gold: str) -> bool:
 
     Values are compared exactly, never rounded. A unit may be left out but not changed; 50\% equals 0.5 and, as
     is usual in data sets, 50. Bare lists and sets have no order, tuples do; ends of intervals count. A label
-    (x = 5) may be left out. Where the gold answer is a number, plain numbers joined by + - * / (2 + 3) are no answer;
+    (x = 5) may be left out. If the gold answer is a number, plain numbers joined by + - * / (2 + 3) are no answer, but
     powers, roots, binomials and \frac are (2^{10} - 1).
     """
-    if (known := _known(answer, gold)) is not None:
-        return known
+    if (verdict := _without_algebra(answer, gold)) is not None:
+        return verdict
     try:
         return _by_algebra(answer, gold)
     except _Undecided:
@@ -95,22 +95,22 @@ def equivalent(answer: str, gold: str) -> bool:
 
 
 def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
-    """`equivalent` without the wait: the algebra of a batch is under way before its first verdict is waited for.
+    """Start `equivalent`; the returned function waits for its verdict, so that the algebra of a batch runs in parallel.
 
-    No more of them run at a time than there are workers, so that the time of one is not spent waiting for others.
+    At most as many run at a time as there are workers, so that an answer spends no time limit waiting for others.
     """
-    if _known(answer, gold) is not None:
+    if _without_algebra(answer, gold) is not None:
         return lambda: equivalent(answer, gold)
 
     return math_pool.ask(equivalent, answer, gold).result
 
 
 class _Undecided(Exception):
-    """Algebra was cut short by the clock or a crash: nothing to remember."""
+    """Algebra was cut short by its time limit or a crash, so there is no verdict to cache."""
 
 
-def _known(answer: str, gold: str) -> bool | None:
-    """The verdict where no algebra is needed, else None."""
+def _without_algebra(answer: str, gold: str) -> bool | None:
+    """The verdict if it needs no algebra, else None."""
     if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
         return bool(gold.strip()) and answer.strip() == gold.strip()
     return _quickly(answer, gold)
@@ -128,7 +128,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     compare = _Comparison()
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
-        # In the rewards alone, a busy machine looks like wrong answers.
+        # Logged, because from rewards alone a busy machine looks like wrong answers.
         ungraded("no time for the algebra of a math answer, which earns 0: %s", answer)
         raise _Undecided
     return same
@@ -150,7 +150,7 @@ def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
 
 
 def _exact(text: str) -> str:
-    r"""The value of 2\sqrt3 \approx 3.46, with its unit; of x \approx 3.46 there is no other than the rounded one."""
+    r"""The exact side of 2\sqrt3 \approx 3.46, with its unit; x \approx 3.46 has no exact side and stays as it is."""
     found = _ROUNDED.fullmatch(text)
     if found is None or is_asked(clean(found["exact"])):
         return text
@@ -167,7 +167,7 @@ def _gold(gold: str) -> tuple[str, tuple[Node, ...]]:
 
 
 def _named_alike(a: tuple[Node, ...], g: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Solutions x_1 = 1, x_2 = 2 as x = 1, x = 2 where the other side writes them so; else both as they are."""
+    """Solutions x_1 = 1, x_2 = 2 as x = 1, x = 2 if the other side has no indices; else both sides as they are."""
     bare = _unnumbered(a), _unnumbered(g)
     names = [{item[1][0] for item in side if item[0] == "equation"} for side in bare]
     numbered = [side != other for side, other in zip(bare, (a, g))]
@@ -182,13 +182,13 @@ def _unnumbered(items: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _named_apart(items: tuple[Node, ...]) -> bool:
-    """Whether all are values with names of their own: x = 1, y = 2, but not x_1 = 1, x_2 = 2."""
+    """Whether all items are values of different variables: x = 1, y = 2, but not x_1 = 1, x_2 = 2."""
     names = {item[1][0] for item in _unnumbered(items) if item[0] == "equation" and is_label(item[1][0])}
     return len(names) == len(items)
 
 
 def _same_name(a: str, g: str) -> bool:
-    """Whether two labels are one: y(t) is y, too, but not y(x); f(x) is y."""
+    """Whether two labels mean the same: y(t) is also y, but not y(x); f(x) is y."""
     return a == g or {a, g} == {"f(x)", "y"} or _ARGUMENT.sub("", a) == g or a == _ARGUMENT.sub("", g)
 
 
@@ -210,14 +210,14 @@ class _Comparison:
 
     def __init__(self, algebra: bool = True) -> None:
         self.cpu_s, self.wall_s = CPU_LIMIT_S, WALL_LIMIT_S
-        self.algebra = algebra  # without it, what needs it is left undecided
+        self.algebra = algebra  # False: a comparison that needs algebra stays undecided
         self.undecided = False
-        # Nested sets are compared both ways round, at every depth.
+        # Cached, because nested sets are compared in both directions at every depth.
         self.compared: dict[tuple[Node, Node], bool] = {}
 
     def same(self, a: Node, g: Node) -> bool:
         if (a, g) not in self.compared:
-            self.compared[a, g] = False  # where a percentage or an angle is too big to work out
+            self.compared[a, g] = False  # stays if a percentage or an angle is too big to compute
             with contextlib.suppress(TooBig):
                 self.compared[a, g] = self._same(a, g)
         return self.compared[a, g]
@@ -256,7 +256,7 @@ class _Comparison:
         return len(a) == len(g) and all(map(self.same, a, g))
 
     def same_items(self, a: tuple[Node, ...], g: tuple[Node, ...], distinct: bool) -> bool:
-        """Whether the items can be paired, or with `distinct` each has an equal on the other side."""
+        """Whether the items can be paired, or, with `distinct`, whether each has an equal on the other side."""
         if distinct:
             a, g = tuple(dict.fromkeys(a)), tuple(dict.fromkeys(g))
         counts_a, counts_g = Counter(a), Counter(g)
@@ -294,13 +294,13 @@ class _Comparison:
                     named = _same_name(squeeze(unbraced(other)), squeeze(unbraced(label)))
                     if named and self.same(read(stated), read(value)):
                         return True
-        given, theirs = difference(ours), difference(golds)
-        if given is None or theirs is None or not variables(theirs) or _solved(golds):
+        our_diff, gold_diff = difference(ours), difference(golds)
+        if our_diff is None or gold_diff is None or not variables(gold_diff) or _solved(golds):
             return False
-        return self.proportional(given, theirs, positive=False)
+        return self.proportional(our_diff, gold_diff, positive=False)
 
     def stated(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """x = 5 of x = 2 + 3 = 5; anything else as it is."""
+        """x = 5 for x = 2 + 3 = 5; any other equation as it is."""
         label, *steps, last = parts
         derived = steps and is_label(label) and not is_label(last)
         return (label, last) if derived and all(self.same_value(step, last) for step in steps) else parts
@@ -381,13 +381,13 @@ def _differ(x: Value, y: Value) -> bool:
         return x != y
     try:
         x, y = complex(x), complex(y)
-    except OverflowError:  # an exact value beyond the floats, and one within
+    except OverflowError:  # one exact value is beyond the floats, the other within
         return True
     return abs(x - y) > 1e-9 * max(abs(x), abs(y)) + 1e-12
 
 
 def _solved(parts: tuple[str, ...]) -> bool:
-    """Whether an equation states a value (x = 5), which another equation with that root does not do."""
+    """Whether an equation states a value (x = 5); another equation with the same root does not state it."""
     sides = parts if is_label(parts[0]) else parts[::-1]
     value = difference((sides[-1], "0"))
     return is_label(sides[0]) and value is not None and not variables(value)

@@ -1,4 +1,4 @@
-r"""Scalar expressions as canonical trees: their arithmetic, their value at a point.
+r"""Scalar expressions as canonical trees: their arithmetic, and their values at a point.
 
     1/2 + 2 sqrt(3) x   ->   ("+", ("*", ("n", 2), ("^", ("n", 3), ("n", 1/2)), ("v", "x")), ("n", 1/2))
 
@@ -18,8 +18,8 @@ from typing import Any
 Tree = tuple  # ("n", Fraction) | ("v", name) | ("c", "pi" | "e" | "i") | (operator, *trees) | ("f", name, *trees)
 Value = Fraction | complex
 
-POINTS = 3  # where expressions are evaluated
-MAX_BITS = 14_000  # of a number that is worked out: fewer than the 4,300 digits Python converts
+POINTS = 3  # points at which expressions are evaluated
+MAX_BITS = 14_000  # of a computed number: fewer than the 4,300 digits that Python converts
 
 
 class Unreadable(ValueError):
@@ -27,20 +27,20 @@ class Unreadable(ValueError):
 
 
 class TooBig(ValueError):
-    """The value has more digits than an answer is read to."""
+    """The value has more digits than the grader computes."""
 
 
 class NoValue(ValueError):
-    """The tree has no value at the point, or none that we define."""
+    """The tree has no value at the point, or we define none."""
 
 
 def evaluate(tree: Tree, point: int) -> Value:
-    """The value with every variable at its point-th place: a Fraction where exact, else a complex float."""
+    """The value, with every variable at its point-th value: a Fraction if that is exact, else a complex float."""
     kind = tree[0]
     if kind == "n":
         return tree[1]
     if kind == "v":
-        return _place(tree[1], point)
+        return _value_at(tree[1], point)
     if kind == "c":
         return {"pi": complex(math.pi), "e": complex(math.e), "i": 1j}[tree[1]]
     values = [evaluate(part, point) for part in (tree[2:] if kind == "f" else tree[1:])]
@@ -55,11 +55,11 @@ def evaluate(tree: Tree, point: int) -> Value:
 
 
 def placed(tree: Tree, point: int) -> Tree:
-    """The constant that the tree is with every variable at its point-th place."""
+    """The tree with every variable replaced by its point-th value, which is a constant."""
     if tree[0] in "nc":
         return tree
     if tree[0] == "v":
-        return number(_place(tree[1], point))
+        return number(_value_at(tree[1], point))
     parts = [placed(part, point) if isinstance(part, tuple) else part for part in tree[1:]]
     match tree[0]:
         case "+":
@@ -72,21 +72,21 @@ def placed(tree: Tree, point: int) -> Tree:
 
 
 def variables(tree: Tree) -> set[str]:
-    """The names of its variables."""
+    """The names of the tree's variables."""
     if tree[0] == "v":
         return {tree[1]}
     return set().union(*(variables(part) for part in tree[1:] if isinstance(part, tuple)))
 
 
 def is_rational(tree: Tree) -> bool:
-    """Whether it is a quotient of polynomials: two that agree at a few random points are the same."""
+    """Whether a tree is a quotient of polynomials: two of these that agree at a few random points are the same."""
     if tree[0] == "^":
         return is_rational(tree[1]) and tree[2][0] == "n" and tree[2][1].denominator == 1
     return tree[0] in ("n", "v") or (tree[0] in ("+", "*") and all(map(is_rational, tree[1:])))
 
 
 def rename(a: Tree, b: Tree) -> tuple[Tree, Tree]:
-    """Two trees with their variables renamed alike: x0, x1..."""
+    """The two trees with their variables renamed in the same way: x0, x1..."""
     names = {name: f"x{i}" for i, name in enumerate(sorted(variables(a) | variables(b)))}
 
     def renamed(tree: Tree) -> Tree:
@@ -115,7 +115,7 @@ ZERO, ONE, HALF = number(0), number(1), number(Fraction(1, 2))
 
 
 def add(terms: list[Tree]) -> Tree:
-    """The sum, like terms collected."""
+    """The sum, with like terms collected."""
     counts: dict[Tree, Fraction] = {}
     for term in terms:
         for part in term[1:] if term[0] == "+" else (term,):
@@ -126,7 +126,7 @@ def add(terms: list[Tree]) -> Tree:
 
 
 def multiply(factors: list[Tree]) -> Tree:
-    """The product: numbers multiplied, equal bases collected, square roots of numbers joined."""
+    """The product, with numbers multiplied, equal bases collected, and square roots of numbers joined."""
     count, radicand = Fraction(1), Fraction(1)
     powers: dict[Tree, list[Tree]] = {}
     for factor in factors:
@@ -155,7 +155,7 @@ def multiply(factors: list[Tree]) -> Tree:
 
 
 def power(base: Tree, exponent: Tree) -> Tree:
-    """The power: worked out where it is a number of bounded size, roots reduced where they are exact."""
+    """The power: computed if it is a number of bounded size, and roots reduced if they are exact."""
     if exponent == ONE:
         return base
     if exponent[0] == "n" and base[0] == "n":
@@ -174,32 +174,32 @@ def power(base: Tree, exponent: Tree) -> Tree:
 
 
 def _number_power(base: Fraction, exponent: Fraction) -> Tree:
-    kept = ("^", number(base), number(exponent))
-    whole = exponent.numerator
+    unevaluated = ("^", number(base), number(exponent))
+    numerator = exponent.numerator
     if base == 0:
         if exponent < 0:
             raise Unreadable("division by zero")
         return ZERO if exponent else ONE
     if exponent.denominator == 1:
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        return number(base**whole) if bits * abs(whole) <= MAX_BITS or abs(base) == 1 else kept
+        return number(base**numerator) if bits * abs(numerator) <= MAX_BITS or abs(base) == 1 else unevaluated
     if base < 0 and exponent == Fraction(1, 2):
         return multiply([("c", "i"), power(number(-base), HALF)])
-    if (base < 0 and exponent.denominator % 2 == 0) or exponent.denominator > 64 or abs(whole) > 64:
-        return kept
+    if (base < 0 and exponent.denominator % 2 == 0) or exponent.denominator > 64 or abs(numerator) > 64:
+        return unevaluated
     n, d = (_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
     if n is not None and d is not None:
-        return _number_power(Fraction(n, d), Fraction(whole))
+        return _number_power(Fraction(n, d), Fraction(numerator))
     if exponent.denominator == 2:
         outside, inside = _square_part(base.numerator * base.denominator)
-        count = Fraction(outside, base.denominator) * base ** ((whole - 1) // 2)
+        count = Fraction(outside, base.denominator) * base ** ((numerator - 1) // 2)
         surd = ("^", number(inside), HALF)
         return surd if count == 1 else ("*", number(count), surd)
-    return kept
+    return unevaluated
 
 
 def _root(value: int, degree: int) -> int | None:
-    """The exact integer root, None where there is none."""
+    """The exact integer root; None if there is none."""
     size = abs(value)
     if size.bit_length() > 512:
         return None
@@ -211,7 +211,7 @@ def _root(value: int, degree: int) -> int | None:
 
 
 def _square_part(value: int) -> tuple[int, int]:
-    """value = outside**2 * inside, as far as primes below 1000 tell."""
+    """(outside, inside) with value = outside**2 * inside, as far as primes below 1000 tell."""
     outside, inside, factor = 1, 1, 2
     while factor * factor <= value and factor < 1000:
         while value % factor == 0:
@@ -238,16 +238,16 @@ def _coefficient(tree: Tree) -> tuple[Fraction, Tree]:
 
 
 @functools.lru_cache(4096)
-def _place(name: str, point: int) -> Fraction:
-    """Where a variable stands at a point: the same in every process, negative at the last."""
+def _value_at(name: str, point: int) -> Fraction:
+    """The value of a variable at a point: the same in every process, and negative at the last point."""
     draw = random.Random(f"{name}/{point}")
     value = Fraction(draw.randint(300, 2900), draw.choice((997, 991, 983, 977)))
     return -value if point == POINTS - 1 else value
 
 
 def _apply(name: str, values: list[Value]) -> Value:
-    if name in _JOINED:
-        return functools.reduce(lambda x, y: _checked(_JOINED[name](x, y)), values)
+    if name in _ARITHMETIC:
+        return functools.reduce(lambda x, y: _checked(_ARITHMETIC[name](x, y)), values)
     if name == "^":
         return _power_value(*values)
     if name in EXACT_FUNCTIONS:
@@ -288,7 +288,7 @@ def _checked(value: Value) -> Value:
 def _factorial(n: Fraction) -> int:
     if n > 2000:
         raise TooBig
-    return math.factorial(_whole(n))
+    return math.factorial(_integer(n))
 
 
 def _double_factorial(n: Fraction) -> int:
@@ -296,23 +296,23 @@ def _double_factorial(n: Fraction) -> int:
         raise TooBig
     if n < -1:
         raise NoValue
-    return math.prod(range(_whole(n), 0, -2))
+    return math.prod(range(_integer(n), 0, -2))
 
 
 def _binomial(above: Fraction, below: Fraction) -> int:
-    n, k = _whole(above), _whole(below)
-    if min(k, n - k) * n.bit_length() > MAX_BITS:  # of the value, at most
+    n, k = _integer(above), _integer(below)
+    if min(k, n - k) * n.bit_length() > MAX_BITS:  # an upper bound of the value's bits
         raise TooBig
     return math.comb(n, k)
 
 
-def _whole(value: Fraction) -> int:
+def _integer(value: Fraction) -> int:
     if value.denominator != 1:
         raise NoValue
     return value.numerator
 
 
-_JOINED: dict[str, Callable[..., Value]] = {"+": operator.add, "*": operator.mul}
+_ARITHMETIC: dict[str, Callable[..., Value]] = {"+": operator.add, "*": operator.mul}
 EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "floor": math.floor,
@@ -320,8 +320,8 @@ EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "!": _factorial,
     "!!": _double_factorial,
     "binom": _binomial,
-    "gcd": lambda *v: math.gcd(*map(_whole, v)),
-    "lcm": lambda *v: math.lcm(*map(_whole, v)),
+    "gcd": lambda *v: math.gcd(*map(_integer, v)),
+    "lcm": lambda *v: math.lcm(*map(_integer, v)),
     "max": lambda *v: max(v),
     "min": lambda *v: min(v),
 }

@@ -1,7 +1,7 @@
 r"""The grammar of scalar LaTeX, `\frac{1}{2} + 2\sqrt{3}x`, read into the trees of `expressions`.
 
-Recursive descent over a fixed set of tokens, bounded in depth. Text outside of the grammar is refused, so nothing
-but trees, and no word of the text, goes on to be evaluated.
+Recursive descent over a fixed set of tokens, bounded in depth. Text outside of the grammar is refused, so only
+trees are evaluated, never the text itself.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ MAX_DEPTH = 40
 
 
 def parse(text: str) -> tuple[Tree, bool]:
-    r"""The tree of an expression, and whether it is left undone: a sum or product of plain numbers, \gcd(4, 6).
+    r"""The tree of an expression, and whether it is unfinished: a sum or product of plain numbers, \gcd(4, 6).
 
-    Powers, roots and \frac are ways to write a value, so 2^{10} - 1 is done.
+    Powers, roots and \frac are ways to write a value, so 2^{10} - 1 is finished.
     """
     tokens = _tokens(text)
     if tokens.count("\\infty") > 1 or ("\\infty" in tokens and not _INFINITE.issuperset(tokens)):
@@ -47,14 +47,14 @@ def parse(text: str) -> tuple[Tree, bool]:
 
 
 def _is_vector(tree: Tree) -> bool:
-    """Whether a tree is a sum of vectors, each times a number or not; variables are numbers but for \\vec{a}."""
-    holds = lambda part: any(name.startswith("\\vec") for name in variables(part))
+    """Whether a tree is a sum of vectors, each times a number or not; all variables except \\vec{a} are numbers."""
+    has_vector = lambda part: any(name.startswith("\\vec") for name in variables(part))
     if tree[0] == "+":
         return all(map(_is_vector, tree[1:]))
     if tree[0] == "*":
-        vectors = list(filter(holds, tree[1:]))
+        vectors = list(filter(has_vector, tree[1:]))
         return len(vectors) == 1 and _is_vector(vectors[0])
-    return tree[0] == "v" and holds(tree)
+    return tree[0] == "v" and has_vector(tree)
 
 
 _ONE_ARGUMENT = {*FLOAT_FUNCTIONS, "arccot", "log"}
@@ -65,7 +65,7 @@ _GREEK_NAMES = """
     phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega infty ell hbar
 """
 _GREEK = {*_GREEK_NAMES.split()}
-_FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # with an argument in brackets
+_FUNCTION_NAMES = {"\\Gamma", "\\zeta", "\\psi", "\\Phi"}  # functions if an argument in brackets follows
 _INVERTED = {*"fghFGH"}  # a power between them and brackets names another function: f^{-1}(0), f^{(n)}(0)
 _ACCENTS = {"overrightarrow": "vec", "overline": "bar", "widehat": "hat"}
 _ACCENTS |= {accent: accent for accent in ("vec", "bar", "hat", "tilde", "dot", "ddot")}
@@ -91,7 +91,7 @@ def _tokens(text: str) -> list[str]:
         if token is None:
             raise Unreadable(text)
         if token["number"] and tokens and tokens[-1][0] in "0123456789." and tokens[-1] != ".":
-            tokens.append(" ")  # two numbers side by side: a mixed number, or nothing
+            tokens.append(" ")  # two numbers side by side: a mixed number, or unreadable
         tokens.append(token.group().lstrip())
         at = token.end()
     return [*tokens, ""]
@@ -102,7 +102,7 @@ class _Parser:
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.at, self.depth = tokens, 0, 0
-        self.bars = 0  # how many | are open
+        self.bars = 0  # the number of open |
         self.unfinished = False
 
     def next(self) -> str:
@@ -116,13 +116,13 @@ class _Parser:
         return token
 
     def stack(self) -> Tree:
-        r"""A whole group, which \over and \choose take apart."""
+        r"""A complete group, which \over or \choose may divide into two."""
         above = self.sum()
         if self.next() not in ("\\over", "\\choose"):
             return above
         command, below = self.take(), self.sum()
         if command == "\\choose":
-            return self.worked(("f", "binom", above, below))
+            return self.folded(("f", "binom", above, below))
         return multiply([above, power(below, number(-1))])
 
     def sum(self) -> Tree:
@@ -157,11 +157,11 @@ class _Parser:
                 )
             elif operator == " ":  # 1 1/2
                 self.take()
-                whole, n = factors[-1], self.take()
+                whole, above = factors[-1], self.take()
                 self.take("/")
                 if len(factors) > 1 or whole[0] != "n" or whole[1].denominator != 1:
                     raise Unreadable("two numbers side by side")
-                factors = [number(whole[1] + _fraction(n, self.take()))]
+                factors = [number(whole[1] + _fraction(above, self.take()))]
             elif self.begins_factor():
                 mixed = operator == "\\frac" and self.tokens[self.at - 1].isdigit() and len(factors) == 1
                 factor = self.factor()
@@ -206,10 +206,10 @@ class _Parser:
                     else:
                         base = power(base, exponent)
             else:
-                return self.worked(base)
+                return self.folded(base)
 
-    def worked(self, tree: Tree) -> Tree:
-        """A function of numbers as a number, where it has an exact one of bounded size."""
+    def folded(self, tree: Tree) -> Tree:
+        """A function of numbers as its exact value, if that has a bounded size."""
         if tree[0] == "f" and all(part[0] == "n" for part in tree[2:]) and tree[1] in EXACT_FUNCTIONS:
             with contextlib.suppress(TooBig, NoValue):
                 value = evaluate(tree, 0)
@@ -260,9 +260,9 @@ class _Parser:
             self.bars += 1
             tree = ("f", "abs", self.group())
             self.bars -= 1
-            return self.worked(tree)
+            return self.folded(tree)
         if token in ("\\lfloor", "\\lceil"):
-            return self.worked(("f", {"\\lfloor": "floor", "\\lceil": "ceil"}[token], self.group()))
+            return self.folded(("f", {"\\lfloor": "floor", "\\lceil": "ceil"}[token], self.group()))
         self.take()
         if token[0].isdigit() or token[0] == ".":
             return number(_number(token))
@@ -277,16 +277,16 @@ class _Parser:
             above, below = self.digit_argument(), self.digit_argument()
             return multiply([above, power(below, number(-1))])
         if name == "binom":
-            return self.worked(("f", "binom", self.digit_argument(), self.digit_argument()))
+            return self.folded(("f", "binom", self.digit_argument(), self.digit_argument()))
         if name == "sqrt":
             degree = self.group() if self.next() == "[" else number(2)
             return power(self.digit_argument(), power(degree, number(-1)))
         if name in _ONE_ARGUMENT:
             return self.function(name)
         if name in _ACCENTS:
-            return self.applied(rf"\{_ACCENTS[name]}{{{self.plain(_ENDS)}}}{self.subscript()}", False)
+            return self.applied(rf"\{_ACCENTS[name]}{{{self.verbatim(_ENDS)}}}{self.subscript()}", False)
         if name in _MANY_ARGUMENTS:
-            tree = self.worked(("f", name, *self.list_of_arguments()))
+            tree = self.folded(("f", name, *self.list_of_arguments()))
             if tree[0] != "n" and name in ("gcd", "lcm"):
                 raise Unreadable(f"{name} of expressions")
             return tree
@@ -299,14 +299,14 @@ class _Parser:
         return self.applied(name, name in _FUNCTION_NAMES) if name != "x" else ("v", name)
 
     def applied(self, name: str, function: bool) -> Tree:
-        """A variable, or the value of a function at a place: f(0) is no product, 2x(3) may be one."""
+        """A variable, or the value of a function at a point: f(0) is no product, but 2x(3) may be one."""
         alone = self.tokens[self.at + 2 : self.at + 3] == [")"]
         if self.next() != "(" or not (function or alone):
             return ("v", name)
         return ("v", f"{name}({_flat(self.group())})")
 
-    def plain(self, allowed: re.Pattern) -> str:
-        """What follows, a token or a group, as it is written."""
+    def verbatim(self, allowed: re.Pattern) -> str:
+        """The next token or group, as it is written."""
         text = token = self.take()
         if token == "{":
             text = ""
@@ -322,7 +322,7 @@ class _Parser:
         if self.next() != "_":
             return ""
         self.take()
-        return f"_{{{self.plain(_SUBSCRIPT)}}}"
+        return f"_{{{self.verbatim(_SUBSCRIPT)}}}"
 
     def function(self, name: str) -> Tree:
         exponent, base = ONE, None
@@ -377,7 +377,7 @@ class _Parser:
 
 
 def _flat(tree: Tree) -> str:
-    """A tree as part of a name; names in names would double in length with the depth."""
+    """A tree as part of a name. A name in a name is refused: names would double in length at each level."""
     if any("(" in name for name in variables(tree)):
         raise Unreadable("a function of a function")
     return str(tree)

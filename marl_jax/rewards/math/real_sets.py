@@ -1,6 +1,6 @@
 r"""Sets of real numbers: \cup, \cap and \setminus of intervals and points, in one form for all ways to write a set.
 
-The ends of all operands cut the line into cells, and a set is the cells it holds:
+The ends of all operands cut the line into cells, and a set is the cells that it contains:
 
     ends      0     5        a point is a cell, a gap is a cell
     cells  0  1  2  3  4     [0, 5) is {1, 2}, \{5\} is {3}, and their union is {1, 2, 3}
@@ -22,7 +22,7 @@ _INFINITY = ("v", "\\infty")
 
 
 def combine(sign: str, sets: tuple[Node, ...]) -> Node | None:
-    """The numbers in `sets` joined by `sign`; None where one holds no numbers, or the order of ends is in doubt."""
+    """The sets joined by the operator `sign`; None if one is no set of numbers, or the order of ends is in doubt."""
     operands = [_pieces(node) for node in sets]
     pieces = [piece for operand in operands for piece in operand]
     names = {piece[4] for piece in pieces if piece[4]}
@@ -39,7 +39,7 @@ def combine(sign: str, sets: tuple[Node, ...]) -> Node | None:
 
 
 def _pieces(node: Node) -> tuple[Node, ...]:
-    """The set as intervals, a point being one of no length; none where it is no set of constants."""
+    """The set as intervals, where a point is an interval of no length; empty if it is no set of constants."""
     match node[0]:
         case "set":
             pieces: tuple[Node, ...] = tuple(("bracket", "[", "]", (item, item), "") for item in node[1])
@@ -55,12 +55,12 @@ def _pieces(node: Node) -> tuple[Node, ...]:
 
 
 def _is_end(end: Node, closed: bool) -> bool:
-    """Whether it is a mere number (2 + 3 is none yet), or an infinity that is left out."""
+    """Whether an end is a plain number (2 + 3 is not), or an infinity that is excluded."""
     return end[0] == "scalar" and end[2:] == (False, "", False) and not (closed and variables(end[1]))
 
 
 def _sorted(ends: set[Tree]) -> list[Tree]:
-    """The ends from left to right; none where one is no real constant, or two are too close to tell apart."""
+    """The ends from left to right; empty if one is no real constant, or two are too close to tell apart."""
     try:
         values = {end: _value(end) for end in ends}
         ordered = sorted(ends, key=values.__getitem__)
@@ -98,7 +98,7 @@ def _cells(pieces: tuple[Node, ...], ends: list[Tree]) -> set[int]:
 
 
 def _runs(cells: set[int], ends: list[Tree], name: str) -> Iterator[Node]:
-    """The longest intervals that the cells make up; an even cell at an end leaves out the end beside it."""
+    """The longest intervals that the cells make up; an interval is open at an end where its last cell is even."""
     for first in sorted(cells):
         if first - 1 in cells:
             continue

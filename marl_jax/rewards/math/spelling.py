@@ -1,6 +1,6 @@
 """One spelling for math answers: LaTeX variants, styling, plain words and Unicode become the same.
 
-`clean` changes the spelling of an answer and never its value; `choice` reads the option that it names.
+`clean` changes the spelling of an answer and never its value; `choice` reads the option that an answer names.
 """
 
 import re
@@ -37,7 +37,7 @@ def clean(text: str) -> str:
         text = _PRIMES.sub(lambda found: "'" * found.group().count("prime"), text)
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
-    text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
+    text = _AM_PM.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
     text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
@@ -51,15 +51,15 @@ def clean(text: str) -> str:
         text = found["function"]
     if (found := _FAMILY.fullmatch(text)) is not None:
         text = _family(**found.groupdict())
-    if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
-        return _SAYINGS[found["word"]].format(found["count"])
+    if (found := _WORDED.fullmatch(text)) is not None:  # 5 squared, 3 halves
+        return _WORD_FORMS[found["word"]].format(found["count"])
     return _NUMERALS.get(text.lower(), text)
 
 
 def choice(text: str) -> tuple[str, str]:
-    """The option a cleaned answer names, letter and text: `(B) 12`, `B. 12`, `option b`, `B`.
+    """The letter and the text of the option that a cleaned answer names: `(B) 12`, `B. 12`, `option b`, `B`.
 
-    Both are "" where it names none, or two; `(B)^2` and `(B) + 1` are values.
+    Both are "" if it names no option, or two; `(B)^2` and `(B) + 1` are values.
     """
     found = _OPTION.fullmatch(text)
     if found is None or _SECOND_OPTION.search(found["text"] or ""):
@@ -68,17 +68,17 @@ def choice(text: str) -> tuple[str, str]:
 
 
 def squeeze(text: str) -> str:
-    """Without the spaces that mean nothing: all but those between two digits or two letters."""
+    """The text without spaces that have no meaning: all except those between two digits or two letters."""
     return _EMPTY_SPACE.sub("", text)
 
 
 def _visible(text: str) -> str:
-    """Without characters that show nothing and mean nothing; an invisible times or comma does."""
+    """The text without invisible characters; an invisible times or comma stays, because it has a meaning."""
     return "".join(char for char in text if unicodedata.category(char) != "Cf" or char in "\u2062\u2063")
 
 
 def _typeset(text: str) -> str:
-    """Raised and lowered characters, fractions and roots in LaTeX, which NFKC would flatten: 10⁵ to 105."""
+    """The text with raised and lowered characters, fractions and roots in LaTeX. NFKC would make 10⁵ 105."""
     text = _SLASHED.sub(lambda found: rf"\frac{{{_flat(found[1])}}}{{{_flat(found[2])}}}", text)
     text = _RAISED.sub(lambda found: f"^{{{_flat(found.group())}}}", text)
     text = _LOWERED.sub(lambda found: f"_{{{_flat(found.group())}}}", text)
@@ -100,7 +100,7 @@ def _rename(found: re.Match) -> str:
 
 
 def _family(body: str, name: str, numbers: str, positive: str | None) -> str:
-    r"""Answers for all integers in one form: x=2n\pi (n \in Z) as x=2k\pi, k \in Z. The n of a_n = 2n is an index."""
+    r"""Answers for all integers in one form: x=2k\pi, k \in Z for x=2n\pi (n \in Z). The n of a_n = 2n is an index."""
     if (numbers == "N" or positive) and re.match(rf"[A-Za-z]_\{{? ?{name} ?\}}? ?=", body):
         return body
     index = re.compile(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])")
@@ -115,7 +115,7 @@ def _repeating(found: re.Match) -> str:
     return rf"{found[1]}\overline{{{digits}}}"
 
 
-# One spelling per line, then its variants.
+# Each line: the spelling, then its variants.
 _COMMAND_TABLE = r"""
     SPACE            \, \; \: \> \quad \qquad \enspace \thinspace \space ~
     NOTHING          \left. \right. \left \middle \right \displaystyle \textstyle \limits \bf \rm \large \Large \huge
@@ -220,7 +220,7 @@ def _spellings(table: str) -> dict[str, str]:
 
 
 _COMMANDS = _spellings(_COMMAND_TABLE) | {"\\ ": " "}
-_COMMAND_NAMES = "sqrt pi sin cos tan arcsin arccos arctan exp log ln infty"  # a backslash is missing
+_COMMAND_NAMES = "sqrt pi sin cos tan arcsin arccos arctan exp log ln infty"  # written without a backslash
 _PLAIN = {name: f"\\{name} " for name in _COMMAND_NAMES.split()}
 _PLAIN |= {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
 _PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
@@ -265,7 +265,7 @@ _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
-# 0.1(6) alone; 7.(0) is no integer in arrays.
+# 0.1(6) alone; but 7.(0) is not 7, because `rewards.arrays` reads the brackets as a factor.
 _PERIOD = re.compile(r"^\s*(-?\d+\.\d*)\((?!0+\)|9+\))(\d+)\)\s*$")
 _PRIMES = re.compile(r"\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:\\prime(?![A-Za-z])\s*)+\})")
 _EXTREME = re.compile(r"_\s*\{?\s*\\(max|min)(?![A-Za-z])\s*\}?")
@@ -274,7 +274,7 @@ _MODULO = re.compile(
 )
 _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
-_NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
+_AM_PM = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
 _ANSWER = re.compile(
     r"^(?:the )?(?:final )?answer(?: ?:| is:?) ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE
 )
@@ -295,18 +295,18 @@ _FOR_ALL = re.compile(  # f(x) = x for all real x
 )
 _ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
-_BRACED = r"[^{}]*"  # with braces in it, down to three levels
+_BRACED = r"[^{}]*"  # a text with braces, down to three levels
 for _ in range(3):
     _BRACED = rf"[^{{}}]*(?:\{{{_BRACED}\}}[^{{}}]*)*"
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|cal|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
     rf"|underline)(?![A-Za-z])\s*\{{({_BRACED})\}}"
 )
-_LOGIC = re.compile(  # of statements, p \lor q; x<1 \lor x>2 are two answers
+_LOGIC = re.compile(  # between statements, p \lor q; x<1 \lor x>2 are two answers
     r"(?<=[A-Za-z)])\s*\\(?:(?P<both>land|wedge)|lor|vee)(?![A-Za-z])"
     r"(?=\s*\(?\s*(?:\\(?:neg|lnot|sim)\s*)?[A-Za-z]\s*(?:$|[)$]|\\[lvw]))"
 )
-_BOLD_SET = re.compile(  # C alone is a choice
+_BOLD_SET = re.compile(  # a C alone is a choice
     r"(\\in\s*|^\s*\$?\s*(?!\\mathbf\s*\{\s*C))\\mathbf\s*\{\s*([NZQRC])\s*\}(?!\s*[=(])"
 )
 _COMMAND = re.compile(
@@ -323,7 +323,7 @@ _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
-_COMPARISON = re.compile(r"<=|>=|=<|(?<![\d)}])!=|==")  # 5!=120 holds a factorial
+_COMPARISON = re.compile(r"<=|>=|=<|(?<![\d)}])!=|==")  # 5!=120 contains a factorial
 _LETTER_CHOICE = re.compile(r"^\(?([A-Z])[).:]$")
 _OPTION = re.compile(
     r"(?:(?:option|choice|answer):? \(?(?P<named>[A-J])\)?[.:]?(?![A-Za-z])|\(?(?P<marked>[A-J])(?:\)|[.:](?= )))"
@@ -339,9 +339,9 @@ _SECOND_OPTION = re.compile(
 )
 _PARTS = {"half": 2, "halves": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _PARTS |= {f"{word}s": below for word, below in _PARTS.items() if word.endswith(("th", "rd"))}
-_SAYINGS = {word: f"{{}}/{below}" for word, below in _PARTS.items()}
-_SAYINGS |= {"squared": "{}^2", "cubed": "{}^3", "factorial": "{}!"}
-_SAID = re.compile(rf"(?P<count>\d+) (?P<word>{'|'.join(_SAYINGS)})")
+_WORD_FORMS = {word: f"{{}}/{below}" for word, below in _PARTS.items()}
+_WORD_FORMS |= {"squared": "{}^2", "cubed": "{}^3", "factorial": "{}!"}
+_WORDED = re.compile(rf"(?P<count>\d+) (?P<word>{'|'.join(_WORD_FORMS)})")
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMERALS = dict(zip(_NUMBER_WORDS.split(), map(str, range(13))))
 _RATIO = re.compile(r"^(\d+) to (\d+)$")

@@ -1,9 +1,8 @@
 """Units, currencies and number words after (or before) a quantity: `5 cm^2`, `\\$5`, `90^\\circ`, `5 million`.
 
-Two spellings of one unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit
-count as one where they look like a counted thing: a plural noun alone (12 apples) or before `per` or `of`, or a noun
-after these.
-Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the whole answer a text.
+All spellings of a unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit still
+count as a unit if they look like a counted thing: a plural noun alone (12 apples) or before `per` or `of`, or a noun
+after these. Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the complete answer a text.
 """
 
 import re
@@ -43,7 +42,7 @@ def measure(text: str) -> tuple[str, str, int]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Whether two units are equal: a unit may be left out, the "per" part of a price, and the scale of degrees."""
+    """Whether two units are equal. A unit, the "per" part of a price and the scale of degrees may be left out."""
     price, other_price = (name.partition(" per ")[0] for name in (unit, other))
     if price == other_price and price in _PRICES and price in (unit, other):
         return True
@@ -52,7 +51,7 @@ def agree(unit: str, other: str) -> bool:
 
 
 def has_words(text: str) -> bool:
-    """Whether an expression holds a word, which makes it a text; `xyz`, `mgh` and `nRT` are products."""
+    """Whether an expression contains a word, which makes it a text; `xyz`, `mgh` and `nRT` are products."""
     return any(not (_PRODUCT.fullmatch(word) or _NO_WORD.fullmatch(word)) for word in _WORD.findall(text))
 
 
@@ -78,7 +77,7 @@ def _is_unit(words: list[str]) -> bool:
     if _PLURAL.fullmatch(words[0]) and (
         len(words) == 1 or (words[1] in ("of", "per") and len(words[-1]) > 2)
     ):
-        words = ["per", *words]  # a plural need not be known, as a noun after per need not; x is no noun
+        words = ["per", *words]  # a plural need not be known, like a noun after per; x is no noun
     names = [(before, word) for before, word in zip(["", *words], words) if _singular(word) not in _JOINTS]
     return bool(names) and all(before in ("of", "per") or _singular(word) in _KNOWN for before, word in names)
 
@@ -86,13 +85,13 @@ def _is_unit(words: list[str]) -> bool:
 def _singular(word: str) -> str:
     name = word if len(word) <= 2 or word in _ALIASES else word.lower()  # an MPa is no mPa
     name = _ALIASES.get(name, name)
-    if name in _KNOWN:  # a series
+    if name in _KNOWN:  # a name that ends in s: series
         return name
     return name[:-1] if len(name) > 3 and name.endswith("s") and not name.endswith("ss") else name
 
 
 def _compound(text: str) -> str:
-    r"""The name of units multiplied and divided, kg\cdot m/s^2; "" where a factor is no known unit."""
+    r"""The name of a product of units, kg\cdot m/s^2; "" if a factor is no known unit."""
     if not re.search(r"/|[A-Z]|[a-z]{2}", text.replace("\\cdot", "")):  # m \cdot g is a product of letters
         return ""
     factors = [(slash, _singular(word), power) for slash, word, power in _FACTORS.findall(text)]
@@ -106,21 +105,21 @@ def _compound(text: str) -> str:
 
 def _name(words: str, exponent: int) -> str:
     names: list[str] = []
-    before = 1  # the power of the name that follows: square feet per second is not feet per second squared
+    next_power = 1  # of the next name only: square feet per second is not feet per second squared
     for name in map(_singular, _JOIN.sub(" per ", words).split()):
         if name in ("square", "cubic"):
-            before = _POWERS[name]
+            next_power = _POWERS[name]
         elif name in _POWERS:
             exponent = _POWERS[name]
         elif name != "of":
-            names.append(name + (f"^{before}" if before != 1 else ""))
-            before = 1
+            names.append(name + (f"^{next_power}" if next_power != 1 else ""))
+            next_power = 1
     return " ".join(names) + (f"^{exponent}" if exponent != 1 else "")
 
 
 _CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound", "₹": "rupee", "¥": "yen", "¢": "cent"}
 _CURRENCIES |= {"USD": "dollar", "EUR": "euro", "Rs": "rupee"}
-_PRICES = {"dollar", "euro"}  # a pound is a weight, too
+_PRICES = {"dollar", "euro"}  # not pound, which is also a weight
 _CURRENCY = re.compile(r"(?P<sign>-?)\s*(?:(?P<symbol>[¤€£₹¥])|(?P<code>USD|EUR|Rs)\b\.?(?= ?[\d\\]))\s*")
 _CURRENCY_AFTER = re.compile(r"(?<=[\d}])\s*(?P<symbol>[¤€£₹¥¢])$")
 _RATE = re.compile(r"(?<=\d)\s*/\s*(?=[A-Za-z]{2})")
@@ -145,7 +144,7 @@ _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
 _PRODUCT = re.compile(r"[w-z]{2,4}|abcd?")
-# Without a vowel, or with small and large letters mixed as in no word.
+# No vowel, or small and large letters mixed in a way that no word has.
 _NO_WORD = re.compile(
     r"(?!csc|gcd|lcm|nth|sgn)[b-df-hj-np-tv-xz]{3,4}|(?![A-Z][a-z]+$)(?=.*[a-z])(?=.*[A-Z])[A-Za-z]{3,4}"
 )
