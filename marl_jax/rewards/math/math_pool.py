@@ -1,9 +1,9 @@
 """The pool of math workers in the parent process: started when first needed, replaced when they die, ended at exit.
 
-Any thread may compare. Each waits for a free worker, sends one line, and kills the worker that does not answer
-in time; nothing is forked from this process, which may have loaded JAX. Workers start in the background, and nobody
-waits for one while another is up. The first question waits for the start on its own time, all but the last
-`AFTER_START_S` of it: enough for ordinary algebra, however slow the start was.
+Any thread may compare. It waits for a free worker, sends one line, and kills a worker that does not answer in time;
+nothing is forked from this process, which may have loaded JAX. Workers start in the background, and no thread waits
+for a start while another worker is up. The first question waits for the start within its own time limit, except for
+the last `AFTER_START_S` of it: enough for ordinary algebra, however slow the start was.
 """
 
 import atexit
@@ -26,13 +26,13 @@ from marl_jax.rewards.math.expressions import Tree
 from marl_jax.threads import Workers
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
-AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
+AFTER_START_S = 0.5  # of its time limit that a question keeps while no worker is up
 MAX_WORKERS = 4
-LATE_LIMIT_S = 5.0  # a worker that is silent so much longer hangs; on a busy machine it may merely be late
-# Of a question, where workers die: all idle ones may have been killed from outside, which is no word about it.
+LATE_LIMIT_S = 5.0  # a worker that is silent this much longer hangs; on a busy machine it may merely be late
+# Attempts at a question whose workers die: all idle ones may have been killed from outside, which proves nothing.
 TRIES = MAX_WORKERS + 2
 
-_WORKER = Path(__file__).with_name("math_worker.py")  # run by its path: the package around it loads much else
+_WORKER = Path(__file__).with_name("math_worker.py")  # run by its path, because its package loads much else
 
 
 class WorkerDied(Exception):
@@ -42,15 +42,15 @@ class WorkerDied(Exception):
 class Verdict(NamedTuple):
     """A worker's verdict on two expressions, and its cost."""
 
-    same: bool | None  # None where the clock ran out or the worker died: no word about the answer
+    same: bool | None  # None if the time ran out or the worker died, which says nothing about the answer
     cpu_s: float  # spent on algebra
-    wall_s: float  # spent here, out of the given limit
+    wall_s: float  # the part of the given limit that was spent
 
 
 def equal(answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
-    """Whether two expressions are the same by algebra: no, if that takes more than `cpu_s` of work.
+    """Whether two expressions are equal by algebra; not equal if that takes more than `cpu_s` of work.
 
-    Waiting for a free worker counts against `wall_s`. A worker that dies or hangs is replaced, and where it died the
+    Waiting for a free worker counts against `wall_s`. A worker that dies or hangs is replaced; if it died, the
     question is asked again.
     """
     return _pool.equal(answer, gold, cpu_s, wall_s)
@@ -61,9 +61,9 @@ def start() -> None:
     _pool.start()
 
 
-def ask(question: Callable[..., bool], *about: str) -> "Future[bool]":
-    """Compare on a thread; as many comparisons run as there are workers, and the others wait in a queue."""
-    return _pool.askers.submit(question, *about)
+def ask(compare: Callable[..., bool], *texts: str) -> "Future[bool]":
+    """Compare on a thread. As many comparisons run at a time as there are workers; the others wait in a queue."""
+    return _pool.askers.submit(compare, *texts)
 
 
 def close() -> None:
@@ -84,7 +84,7 @@ class _Worker:
             bufsize=0,
         )
         self.ready = False
-        self._heard = b""  # of the reply that is awaited
+        self._received = b""  # the part of the awaited reply that has come
 
     def wait_until_ready(self) -> None:
         self.ready = self.reply(START_LIMIT_S) == b"ready\n"
@@ -92,7 +92,7 @@ class _Worker:
             raise WorkerDied
 
     def ask(self, question: list, limit_s: float) -> tuple[bool | None, float]:
-        """The verdict and the CPU time it took; after a TimeoutError the reply is still to come."""
+        """The verdict and the CPU time that it took. After a TimeoutError the reply is still to come."""
         line = json.dumps([*question, 0.9 * limit_s], default=_wire).encode() + b"\n"
         try:
             self.process.stdin.write(line)  # type: ignore[union-attr]
@@ -106,14 +106,14 @@ class _Worker:
         assert pipe is not None
         poll, deadline = select.poll(), time.monotonic() + limit_s
         poll.register(pipe, select.POLLIN)
-        while not self._heard.endswith(b"\n"):
+        while not self._received.endswith(b"\n"):
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             if not (part := pipe.read(64)):
                 raise WorkerDied
-            self._heard += part
-        heard, self._heard = self._heard, b""
-        return heard
+            self._received += part
+        reply, self._received = self._received, b""
+        return reply
 
     def kill(self) -> None:
         self.process.kill()
@@ -127,7 +127,7 @@ class _Pool:
     def __init__(self) -> None:
         self.size = min(MAX_WORKERS, user_cache.cores())
         self.askers = Workers("math-answer", self.size)
-        self.waiters = Workers("math-worker", self.size)  # one for each worker that starts, or is late
+        self.waiters = Workers("math-worker", self.size)  # one thread for each worker that starts or is late
         self.changed = threading.Condition()
         self.idle: list[_Worker] = []
         self.all: set[_Worker] = set()  # including those that start and those that are late
@@ -152,7 +152,7 @@ class _Pool:
                 self._drop(worker)
                 left_s -= time.monotonic() - begun
             except TimeoutError:
-                self._later(worker, functools.partial(worker.reply, LATE_LIMIT_S))
+                self._wait_for(worker, functools.partial(worker.reply, LATE_LIMIT_S))
                 left_s = 0.0
                 break
             except BaseException:  # an interrupted conversation cannot be taken up again
@@ -164,7 +164,7 @@ class _Pool:
         return Verdict(None, 0.0, wall_s - left_s)
 
     def _take(self, limit_s: float) -> tuple[_Worker | None, float]:
-        """A worker that is ready, None where none was free in time; and the seconds of the limit that are spent."""
+        """A ready worker, or None if none was free in time; and the seconds of the limit that were spent."""
         waited_s = 0.0
         with self.changed:
             for worker in [
@@ -195,10 +195,10 @@ class _Pool:
             self.failure = RuntimeError(f"no math worker could be started: {error}")
         else:
             self.all.add(worker)
-            self._later(worker, worker.wait_until_ready)
+            self._wait_for(worker, worker.wait_until_ready)
 
-    def _later(self, worker: _Worker, wait: Callable[[], object]) -> None:
-        """In the background: give the worker back once `wait` has read its answer, or end it."""
+    def _wait_for(self, worker: _Worker, wait: Callable[[], object]) -> None:
+        """Call `wait` in the background to read the worker's answer, then give the worker back, or else end it."""
 
         def finish() -> None:
             try:

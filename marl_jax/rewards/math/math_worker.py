@@ -1,9 +1,9 @@
 """The process in which algebra is compared, one pair per line.
 
-It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or
-crashes ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU
-seconds it took; a child that spent its CPU time means no; one ended by the clock or a signal, no verdict (?),
-nor has one whose limits could not be set (exit 2):
+It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or crashes
+ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU seconds
+that it took. A child that spent its CPU time means no. A child that was ended by its wall time or a signal, or that
+could not set its limits (exit 2), gives no verdict (?):
 
     parent --[tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
     parent <--"1", "0" or "?", seconds----- worker <--exit 0, 1, 2 or a signal--
@@ -19,16 +19,14 @@ import sys
 from typing import Any
 
 MEMORY_LIMIT = 1 << 30
-DIGITS = (
-    50  # two constants that agree to so many digits, and twice those that they are written with, are equal
-)
+DIGITS = 50  # constants are equal that agree to this many digits, plus twice those that they are written with
 
-FORBIDDEN = (  # audit events, by their beginning
+FORBIDDEN = (  # prefixes of audit events
     *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "os.remove", "os.rename"),
     *("os.mkdir", "os.rmdir", "subprocess.", "socket.", "ctypes.", "shutil.", "pty."),
 )
 
-SYMPY = {  # our names of functions -> sympy's, where they differ
+SYMPY = {  # our names of functions -> sympy's, if they differ
     **{"+": "Add", "*": "Mul", "!": "factorial", "!!": "factorial2", "abs": "Abs", "ceil": "ceiling"},
     **{"ln": "log", "max": "Max", "min": "Min", "binom": "binomial"},
     **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sec", "csc")},
@@ -43,17 +41,17 @@ WARM_UP = (  # the first comparisons load half of the library
 
 
 def equal(answer: list, gold: list) -> bool:
-    """Whether two trees of `expressions`, as they come over the wire, are the same."""
+    """Whether two trees of `expressions`, in the form in which they are sent, are equal."""
     import sympy
     from math_verify import verify
 
     a, b = _build(answer), _build(gold)
-    if not a.free_symbols and not b.free_symbols:  # a constant that no simplification may prove to be zero
+    if not a.free_symbols and not b.free_symbols:  # simplification may fail to prove that it is zero
         digits = DIGITS + 2 * max(_longest(answer), _longest(gold))
         difference, size = (a - b).evalf(digits), abs(a.evalf())
         if difference.is_number and abs(difference) < sympy.Integer(10) ** (10 - digits) * max(1, size):
             return True
-    # As a difference, because two sides of which one is a lone symbol are compared by their text alone.
+    # As a difference, because `verify` compares two sides by their text alone if one of them is a lone symbol.
     difference = a - b
     if verify([sympy.Integer(0)], [difference], timeout_seconds=None):
         return True
@@ -67,17 +65,17 @@ def equal(answer: list, gold: list) -> bool:
 
 
 def _vanishes(difference: Any) -> bool:
-    """Whether functions of angles cancel once they are written as exponentials."""
+    """Whether a difference is zero when its functions of angles are written as exponentials."""
     import sympy
 
     return sympy.cancel(sympy.expand(sympy.together(difference.rewrite(sympy.exp)))) == 0
 
 
 def main() -> None:
-    """Answer pairs of trees, one a line, until the input ends."""
+    """Answer pairs of trees, one per line, until the input ends."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # prints of libraries must not look like verdicts
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), 1)  # prints of libraries must not look like verdicts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     logging.disable(logging.CRITICAL)
     gc.disable()  # loaded modules stay
@@ -118,7 +116,7 @@ def _limit(cpu_s: float, wall_s: float) -> None:
 
 
 def _refuse(event: str, args: tuple) -> None:
-    """A second wall: algebra starts no process, opens no socket and changes no file."""
+    """A second barrier: algebra starts no process, opens no socket and changes no file."""
     if event.startswith(FORBIDDEN) or (event == "open" and args[1] and set(str(args[1])) & set("wax+")):
         os._exit(1)
 
@@ -144,7 +142,7 @@ def _build(tree: list):
 
 
 def _longest(tree: list) -> int:
-    """The most hexadecimal digits of a number in a tree."""
+    """The length of the longest number in a tree, in hexadecimal digits."""
     return max((_longest(part) if isinstance(part, list) else len(part) for part in tree), default=0)
 
 
