@@ -1,6 +1,6 @@
 """Plain Python values as JSON, the only form in which values cross the sandbox's border.
 
-JSON's own types are written as they are; the rest is an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
+JSON's own types are written as they are, the others as an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
 `{"z": [...]}` frozenset, `{"d": [[key, value], ...]}` dict, `{"b": hex}` bytes, `{"i": hex}` wide int,
 `{"f": "nan"}` float without digits, `{"c": [re, im]}` complex. A subclass (named tuple, Counter) counts as its base.
 `{"o": ...}` refers to an object that is not plain and is not sent; only the two processes of a check use it.
@@ -23,7 +23,7 @@ _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circul
 
 
 class NotPlain(ValueError):
-    """The value holds something that is not plain data."""
+    """The value contains something that is not plain data."""
 
 
 def dumps(packed) -> str:
@@ -32,7 +32,7 @@ def dumps(packed) -> str:
 
 
 def loads(text):
-    """The packed value of a JSON text; ValueError for any other text, also a hostile one."""
+    """The packed value of a JSON text; ValueError for any other text, also for a hostile one."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -78,7 +78,7 @@ def pack(value, depth=0, other=None):
 def unpack(packed, other=None):
     """The value of a packed form; `other` makes the objects that are not plain.
 
-    Only for children of the sandbox: outside, packed forms are compared as they are.
+    Only for processes in the sandbox: outside, packed forms are compared as they are.
     """
     if isinstance(packed, list):
         return [unpack(item, other) for item in packed]

@@ -28,14 +28,14 @@ UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
 
 class Seat:
-    """The zygotes of one step at a time, which takes one, or two that must not share a process."""
+    """The zygotes of the step that is running: one, or two for code that must not share a process."""
 
     def __init__(self, open_zygote: Callable[[], Zygote]):
         self._open = open_zygote
         self._zygotes: list[Zygote] = []
 
     def zygotes(self, count: int) -> list[Zygote]:
-        """That many zygotes, all idle."""
+        """`count` zygotes, all idle."""
         while len(self._zygotes) < count:
             self._zygotes.append(self._open())
         return self._zygotes[:count]
@@ -46,14 +46,14 @@ class Seat:
             self._zygotes.pop().close()
 
     def forget(self) -> None:
-        """Close our end without a word to the zygotes."""
+        """Close our ends of the sockets, without a message to the zygotes."""
         for zygote in self._zygotes:
             zygote.control.close()
 
     def interrupt(self) -> None:
-        """From any thread: have a running step end with `ZygoteLost`."""
+        """Make a running step end with `ZygoteLost`; can be called from any thread."""
         for zygote in list(self._zygotes):
-            with contextlib.suppress(OSError):  # it may have ended by itself
+            with contextlib.suppress(OSError):  # the zygote may have ended by itself
                 zygote.control.shutdown(socket.SHUT_RDWR)
 
 
@@ -64,15 +64,15 @@ Step = Callable[[Seat], str | None]  # None when the test passed, else why not
 class _Program:
     steps: Sequence[Step]
     future: "Future[Verdict]"
-    at: int = 0
+    at: int = 0  # index of the next step
 
 
 def _open_more(files: int) -> None:
-    """Raise the process's own limit of open files, as far as it may: a seat has ten, and some while it sends."""
+    """Raise this process's limit of open files, as far as allowed: a seat has ten, and more while it sends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         most = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
-        with contextlib.suppress(OSError, ValueError):  # a Mac has another limit besides
+        with contextlib.suppress(OSError, ValueError):  # a Mac has a second limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
@@ -84,7 +84,7 @@ class Pool:
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
         _open_more(16 * workers)
-        self.verdicts = Verdicts()  # of all that was submitted
+        self.verdicts = Verdicts()  # of all submissions
         self._isolated = True
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]
         self._open_first()
@@ -141,7 +141,7 @@ class Pool:
             seat.forget()
 
     def _open_first(self) -> None:
-        """On a machine that cannot isolate, one without, if the flag accepts that (see `docs/threat-model.md`)."""
+        """Open a zygote; one without isolation if the machine has none and the flag allows that (`docs/threat-model.md`)."""
         try:
             self._seats[0].zygotes(1)
         except SandboxUnavailable as error:
@@ -156,7 +156,7 @@ class Pool:
 
     def _work(self) -> None:
         while (program := self._queue.get()[2]) is not None:
-            seat = self._idle.pop()  # the one used last: its zygotes are up
+            seat = self._idle.pop()  # the seat used last: its zygotes are up
             verdict = self._advance(program, seat)
             self._idle.append(seat)
             if verdict is None:
@@ -167,7 +167,7 @@ class Pool:
                 program.future.set_exception(verdict)
 
     def _advance(self, program: _Program, seat: Seat) -> Verdict | BaseException | None:
-        """Run the program's next test; None when there are more to come."""
+        """Run the program's next test; None if more tests follow."""
         try:
             failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:

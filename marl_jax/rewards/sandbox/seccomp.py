@@ -1,7 +1,7 @@
 """The system calls a sandboxed program may make: an allow-list compiled to classic BPF, without libseccomp.
 
-A call that is not listed fails with EPERM (ENOSYS when newer than the list, so that libc falls back); a call of a
-foreign instruction set kills. There is no fork and no exec: a program is one process for life.
+A call that is not listed fails with EPERM (with ENOSYS if it is newer than the list, so that libc falls back); a call
+of a foreign instruction set kills. There is no fork and no exec: a program is one process for life.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import platform
 import struct
 import sys
 
-# name, number on x86_64, number on aarch64 ("-": does not exist there)
+# name, number on x86_64, number on aarch64 ("-": the call does not exist there)
 _ALLOWED = """
 read 0 63;write 1 64;readv 19 65;writev 20 66;pread64 17 67;pwrite64 18 68;preadv 295 69;pwritev 296 70
 open 2 -;openat 257 56;close 3 57;close_range 436 436;lseek 8 62;dup 32 23;dup2 33 -;dup3 292 24
@@ -62,7 +62,7 @@ def supported() -> bool:
 
 
 def program(alone: bool = True) -> bytes:
-    """The filter as BPF instructions; `alone=False` where processes and files of others are visible."""
+    """The filter as BPF instructions; `alone=False` if processes and files of others are visible."""
     column = _COLUMN[platform.machine()]
     code = [
         (_LOAD, 0, 0, 4),  # seccomp_data.arch
@@ -81,7 +81,7 @@ def program(alone: bool = True) -> bytes:
 
     deny = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
-    # Its flags are in memory, which a filter cannot read.
+    # The flags of clone3 are in memory, which a filter cannot read.
     special(_CLONE3, [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)])
     special(
         _CLONE,
@@ -105,7 +105,7 @@ def program(alone: bool = True) -> bytes:
 
 
 def install(instructions: bytes) -> None:
-    """Bind this process and its threads to the filter, for good."""
+    """Bind this process and its threads to the filter, permanently."""
     libc = ctypes.CDLL(None, use_errno=True)
     body = ctypes.create_string_buffer(instructions, len(instructions))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(instructions) // 8, ctypes.addressof(body)))

@@ -7,15 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-_MOST = 1 << 16
+_CAPACITY = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a program."""
+    """The result of a program on its tests."""
 
-    passed: bool  # every test
-    reason: str  # why not, in words
+    passed: bool  # whether it passed every test
+    reason: str  # why it failed, or how many tests it passed, in words
     lost: bool = False  # the sandbox itself failed: no verdict on the program
 
 
@@ -27,17 +27,17 @@ class Verdicts:
         self._known: OrderedDict[bytes, Future[Verdict] | Verdict] = OrderedDict()
 
     def get(self, key: bytes, submit: Callable[[], "Future[Verdict]"]) -> "Future[Verdict]":
-        """The verdict for the key: cached, pending, or of a new submission."""
+        """The verdict for the key: from the cache, a pending submission, or a new one."""
         with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = submit()
-                known.add_done_callback(functools.partial(self._keep, key))
-                if len(self._known) > _MOST:
+            verdict = self._known.get(key)
+            if verdict is None:
+                verdict = self._known[key] = submit()
+                verdict.add_done_callback(functools.partial(self._keep, key))
+                if len(self._known) > _CAPACITY:
                     self._known.popitem(last=False)
             else:
                 self._known.move_to_end(key)
-            return done(known) if isinstance(known, Verdict) else known
+            return done(verdict) if isinstance(verdict, Verdict) else verdict
 
     def _keep(self, key: bytes, future: "Future[Verdict]") -> None:
         with self._lock:

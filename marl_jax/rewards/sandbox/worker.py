@@ -18,7 +18,7 @@ from marl_jax.rewards.sandbox import zygote
 
 _START_S = 30.0  # a zygote that is silent for this long has failed to start
 _GRACE_S = 10.0  # a zygote that is silent this long after a job's deadline is dead
-_NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # where some installations have libpython; wiped before programs run
+_NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # some installations find libpython there; wiped before programs run
 _CHUNK = 1 << 16  # capacity of a pipe
 _TRIAL = {"mode": "call", "source": "def f():\n    return 7", "call": "f", "args": []}
 _TRIAL_RESULT = b"\0\0\0\x08" + b'["ok",7]'
@@ -29,7 +29,7 @@ class SandboxUnavailable(UserError, RuntimeError):
 
 
 class ZygoteLost(RuntimeError):
-    """The zygote ended or went silent in the middle of a job, or could not set its process up."""
+    """The zygote ended or went silent in the middle of a job, or could not set up a process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Limits:
 
     time_s: float  # wall clock
     memory_bytes: int  # of the address space
-    file_bytes: int = 64 << 20  # all of its files together
+    file_bytes: int = 64 << 20  # of all its files together
     stdout_bytes: int = 1 << 20  # of printed text
     result_bytes: int = 1 << 16  # of returned values
 
@@ -47,7 +47,7 @@ class Limits:
 class Ended:
     """The result of one process."""
 
-    status: int  # as of wait(2)
+    status: int  # as wait(2) returns it
     in_time: bool
     stdout: bytes = b""
     result: bytes = b""
@@ -60,7 +60,7 @@ class Zygote:
     def __init__(self, isolated: bool = True):
         if not sys.executable:
             raise SandboxUnavailable("sys.executable is empty: there is no Python to start a sandbox with")
-        self._last_words = ""
+        self._last_error = ""
         # Spawned, not forked: nothing of this process (JAX, its threads, its environment) is inherited.
         options = ("-S", "-s", "-P", "-B", "-X", "utf8")
         environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
@@ -79,20 +79,20 @@ class Zygote:
                         stderr=self._errors,
                         pass_fds=[theirs.fileno()],
                         cwd="/",
-                        start_new_session=True,  # so that Ctrl-C reaches the caller alone
+                        start_new_session=True,  # so that Ctrl-C reaches only the caller
                     )
             except OSError as error:
                 raise SandboxUnavailable(f"the sandbox did not start: {error}") from None
             opened.pop_all()
         self.control.settimeout(_START_S)
         try:
-            word = self.control.recv(4096)
+            greeting = self.control.recv(4096)
         except OSError:
-            word = b""
-        if word != zygote.READY:
+            greeting = b""
+        if greeting != zygote.READY:
             self.close()
             raise SandboxUnavailable(
-                word.decode(errors="replace") or f"the sandbox did not start: {self._last_words}"
+                greeting.decode(errors="replace") or f"the sandbox did not start: {self._last_error}"
             )
         # Half of the isolation is set up for each program, so only a trial program shows that it works.
         try:
@@ -102,15 +102,15 @@ class Zygote:
             answered, why = False, str(error)
         if not answered:
             self.close()
-            raise SandboxUnavailable(f"the sandbox runs no programs: {self._last_words or why}")
+            raise SandboxUnavailable(f"the sandbox runs no programs: {self._last_error or why}")
 
     def run(self, job: Mapping[str, Any], limits: Limits) -> Ended:
-        """Run one job to its end; `ZygoteLost` when the zygote ends first."""
+        """Run one job to its end; `ZygoteLost` if the zygote ends first."""
         with Process(self, job, limits) as process:
             return process.finish()
 
     def close(self) -> None:
-        """End the zygote and whatever it runs."""
+        """End the zygote and the process that it runs."""
         self.control.close()
         try:
             self._process.wait(timeout=2)
@@ -118,7 +118,7 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         self._errors.seek(0)
-        self._last_words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        self._last_error = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         self._errors.close()
 
 
@@ -156,10 +156,10 @@ class Process:
         for fd in (self._control.fileno(), *self._streams):
             self._poll.register(fd, select.POLLIN)
 
-    def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, most: int) -> int:
-        """A pipe whose content goes to `buffer`; returns the end to write to, which `theirs` closes."""
+    def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, limit: int) -> int:
+        """Open a pipe whose content goes to `buffer`; returns its write end, which `theirs` closes."""
         ours, end = os.pipe()
-        self._streams[ours] = (buffer, most)
+        self._streams[ours] = (buffer, limit)
         theirs.callback(os.close, end)
         return end
 
@@ -175,7 +175,7 @@ class Process:
             self._close()
 
     def finish(self) -> Ended:
-        """Wait for the end and return the result. `ZygoteLost` when the program never began to run."""
+        """Wait for the end and return the result. `ZygoteLost` if the program never began to run."""
         status, in_time = self._wait()
         for fd in list(self._streams):
             # The process is gone, so all its output is in the pipe by now.
@@ -187,7 +187,7 @@ class Process:
         return Ended(status, bool(in_time), bytes(self._stdout), bytes(self._result), self._overflow)
 
     def receive(self) -> bytes | None:
-        """The next frame the process sends, None when it ends first."""
+        """The next frame that the process sends; None if it ends first."""
         while (frame := first_frame(self._result)) is None:
             if self._reply is not None:
                 return None
@@ -197,7 +197,7 @@ class Process:
 
     def send(self, data: bytes) -> None:
         """Send a frame; a process that does not read it runs into its time limit."""
-        rest = memoryview(len(data).to_bytes(4, "big") + data)  # what is left is never copied
+        rest = memoryview(len(data).to_bytes(4, "big") + data)  # a view, so that slices are not copied
         poll = select.poll()
         poll.register(self._commands, select.POLLOUT)
         while rest and self._reply is None:
@@ -238,8 +238,8 @@ class Process:
                 self._reply = zygote.REPLY.unpack(message)
 
     def _read(self, fd: int) -> bool:
-        """Read from a stream; False when it is empty or at its end."""
-        buffer, most = self._streams[fd]
+        """Read from a stream; False if it is empty or at its end."""
+        buffer, limit = self._streams[fd]
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -247,8 +247,8 @@ class Process:
         more = bool(data)
         if buffer is self._result and not self._set_up and data.startswith(zygote.SET_UP):
             self._set_up, data = True, data[len(zygote.SET_UP) :]
-        buffer += data[: most - len(buffer) + 1]
-        if not more or len(buffer) > most:
+        buffer += data[: limit - len(buffer) + 1]
+        if not more or len(buffer) > limit:
             self._close_stream(fd)
             if more and not self._overflow:
                 self._overflow = True
@@ -271,7 +271,7 @@ class Process:
 
 
 def first_frame(data: bytes | bytearray) -> bytes | None:
-    """The first whole frame (four bytes of length, then the body) at the start of `data`."""
+    """The frame at the start of `data` (four bytes of length, then the body); None if it is incomplete."""
     if len(data) < 4:
         return None
     end = 4 + int.from_bytes(data[:4], "big")
