@@ -25,11 +25,11 @@ import remote
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500
-_DEEP = 50_000  # calls within calls
-_MANY = 1_000_000  # blocks of memory whose freeing would take long
+_RECURSION_LIMIT = 50_000  # nested calls
+_MANY = 1_000_000  # memory blocks that would take long to free
 _Namespace = dict[str, Any]
-# Modules that answers to LeetCode's problems use without imports, with all their public names.
-_LENT = (
+# Modules that answers to LeetCode's problems use without imports, like all public names of these modules.
+_BUILTIN_MODULES = (
     "typing collections math heapq bisect itertools functools operator string re random datetime copy statistics"
     " sys json io"
 )
@@ -43,14 +43,14 @@ def run(job: dict) -> None:
     namespace = _fresh_module("__main__" if mode == "check" else "solution")
     try:
         if mode in ("call", "serve"):
-            _lend()
+            _add_builtins()
         if mode == "check":
             link = remote.Link(_exchange)
             functions = {name: link.named(name) for name in job["names"]}
             namespace.update({**link.helpers(), **functions})
             setup, source = map(remote.identified, (job["setup"], source))
             exec(compile(setup, "setup.py", "exec", dont_inherit=True), namespace)
-            # Named functions replace stubs in the setup; guessed ones do not, for an `import *` may define them.
+            # Named functions replace stubs in the setup. Guessed ones do not, because an `import *` may define them.
             if job["named"]:
                 namespace.update(functions)
         exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
@@ -61,17 +61,17 @@ def run(job: dict) -> None:
         else:
             answer = ["ok", None]
     except BaseException as error:
-        answer = ["error", _say(error)]
+        answer = ["error", _text_of(error)]
     _send(answer)
     os._exit(0)
 
 
-def _lend() -> None:
-    """Make these modules and names builtins, which names of the program and of Python hide; let recursion go deep, as
-    graders of this data do: a plain recursive answer needs a call for each of its items.
+def _add_builtins() -> None:
+    """Make these modules and their names builtins, which names of the program and of Python hide. Raise the recursion
+    limit, as graders of this data do: a plain recursive answer needs a call for each of its items.
     """
-    sys.setrecursionlimit(_DEEP)
-    for name in _LENT.split():
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    for name in _BUILTIN_MODULES.split():
         module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
         for word in (name, *public):
@@ -95,7 +95,7 @@ def _fresh_module(name: str) -> _Namespace:
 
 
 def _run_script(source: str) -> None:
-    """As `python solution.py` would: wait for threads, run exit handlers, flush, leave with the exit status."""
+    """Run as `python solution.py` would: wait for threads, run exit handlers, flush, return the exit status."""
     status = 0
 
     def play() -> None:
@@ -109,17 +109,17 @@ def _run_script(source: str) -> None:
             status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         except BaseException as error:
             status = 1
-            _send(["error", _say(error)])
+            _send(["error", _text_of(error)])
     os._exit(status & 0xFF)
 
 
 def _end() -> None:
-    """Let the program's objects go before its output is written: files that they hold are written when they close."""
+    """Free the program's objects, then flush its output: files that the objects hold are written when they close."""
     if sys.getallocatedblocks() < _MANY:
         sys.modules.pop("__main__", None)
         gc.collect()
     for stream in (sys.stdout, sys.__stdout__):
-        with contextlib.suppress(ValueError):  # it is closed, or gave its buffer away
+        with contextlib.suppress(ValueError):  # the stream is closed, or detached from its buffer
             if stream is not None:
                 stream.flush()
 
@@ -151,7 +151,7 @@ def _function(namespace: _Namespace, name: str):
     raise NameError(f"the program defines no {name}")
 
 
-def _say(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")[:_ERROR_CHARS]
     except BaseException:

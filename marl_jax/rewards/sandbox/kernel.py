@@ -38,14 +38,14 @@ def isolate_zygote() -> None:
     """
     if not seccomp.supported():
         raise OSError(f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {os.uname().machine}")
-    mine = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     own_root = False
     if os.geteuid() == 0:
-        # Real root builds the file system while it may still read a runtime that lies in its home.
+        # Real root builds the file system now, while it may still read a runtime in its home.
         own_root = _libc.unshare(_NEWNS) == 0
         if own_root:
             _new_root()
-        _drop_root(mine)
+        _drop_root(proc)
     uid, gid = os.geteuid(), os.getegid()
     _check(_libc.unshare(_EVERYTHING), "unshare: user namespaces are not allowed here")
     for name, line in (
@@ -53,11 +53,11 @@ def isolate_zygote() -> None:
         ("uid_map", f"{INSIDE} {uid} 1"),
         ("gid_map", f"{INSIDE} {gid} 1"),
     ):
-        with _step(name), open(os.open(f"self/{name}", os.O_WRONLY, dir_fd=mine), "w") as file:
+        with _step(name), open(os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc), "w") as file:
             file.write(line)
     if not own_root:
         _new_root()
-    os.close(mine)
+    os.close(proc)
     first = os.fork()
     if first:
         _wait_as_shell_of(first)
@@ -105,19 +105,19 @@ def limit(memory_bytes: int, cpu_s: int, file_bytes: int, threads: int | None) -
     ):
         if value is not None and (which := getattr(resource, f"RLIMIT_{name}", None)) is not None:
             _set_limit(f"setrlimit {name}", which, value, value)
-    # Programs that recurse raise this one themselves; it counts as address space.
+    # Programs that recurse raise this limit themselves; the stack counts as address space.
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     soft = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
     _set_limit("setrlimit STACK", resource.RLIMIT_STACK, soft, hard)
 
 
 def drop_privileges() -> None:
-    """Give up the capabilities that a user namespace brings, for good."""
+    """Give up the capabilities that a user namespace brings, permanently."""
     drop_bounding, set_dumpable, capabilities = 24, 4, 64
     for capability in range(capabilities):
         if _libc.prctl(drop_bounding, capability, 0, 0, 0):
             if capability and ctypes.get_errno() == errno.EINVAL:
-                break  # past the last one this kernel knows
+                break  # past the last capability that this kernel knows
             _check(-1, "prctl: drop a capability")
     version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
     none = (ctypes.c_uint32 * 6)()
@@ -127,7 +127,7 @@ def drop_privileges() -> None:
 
 
 def confine_files(box: str) -> None:
-    """Without a new root: where the kernel has Landlock, let only the standard library and the box be opened."""
+    """Without a new root: if the kernel has Landlock, let only the standard library and the box be opened."""
     create_ruleset, add_rule, restrict_self = 444, 445, 446  # the same numbers everywhere
     version = _libc.syscall(create_ruleset, None, ctypes.c_size_t(0), 1) if seccomp.supported() else 0
     if version < 1:
@@ -139,9 +139,9 @@ def confine_files(box: str) -> None:
     _check(rules, "landlock")
     allowed = {box: every_access, "/dev/null": write_file | read_file, "/dev/urandom": read_file}
     for path, access in {**allowed, **dict.fromkeys(_libraries(), read_file | read_directory)}.items():
-        place = os.open(path, os.O_PATH)
-        _check(_libc.syscall(add_rule, rules, 1, struct.pack("=Qi", access, place), 0), "landlock")
-        os.close(place)
+        fd = os.open(path, os.O_PATH)
+        _check(_libc.syscall(add_rule, rules, 1, struct.pack("=Qi", access, fd), 0), "landlock")
+        os.close(fd)
     no_new_privileges = 38
     _check(_libc.prctl(no_new_privileges, 1, 0, 0, 0), "prctl: no new privileges")
     _check(_libc.syscall(restrict_self, rules, 0), "landlock")
@@ -183,7 +183,7 @@ def _new_root() -> None:
 
 
 def _libraries() -> list[str]:
-    """The directories of the standard library: one, or two if its compiled part is elsewhere."""
+    """The directories of the standard library: one, or two if the compiled part is elsewhere."""
     paths: list[str] = []
     for path in sys.path:
         if os.path.isdir(path) and not any(path.startswith(f"{above}/") for above in paths):
@@ -194,7 +194,7 @@ def _libraries() -> list[str]:
 def spare_id(table: str) -> int | None:
     """The id that root of a user namespace becomes: NOBODY, or the last of the few that a rootless container has.
 
-    `table` is its uid_map or gid_map. None where only one id is mapped: to the host, root is an ordinary user then.
+    `table` is its uid_map or gid_map. None if only one id is mapped: to the host, root is then an ordinary user.
     """
     ranges = [tuple(map(int, line.split())) for line in table.splitlines()]
     if any(first <= NOBODY < first + count for first, _, count in ranges):
@@ -216,7 +216,7 @@ def _drop_root(proc: int) -> None:
             os.setresgid(gid, gid, gid)
         if (uid := spare_id(read("uid_map"))) is not None:
             os.setresuid(uid, uid, uid)
-    set_dumpable = 4  # changing ids clears it, and with it the right to write our own uid_map
+    set_dumpable = 4  # changing ids clears this flag, and with it the right to write our own uid_map
     _check(_libc.prctl(set_dumpable, 1, 0, 0, 0), "prctl: dumpable")
 
 
@@ -235,9 +235,9 @@ def _wait_as_shell_of(child: int) -> None:
 
 
 def _mount(source, target, kind, flags, options=None) -> None:
-    words = [word.encode() if word is not None else None for word in (source, target, kind, options)]
+    encoded = [word.encode() if word is not None else None for word in (source, target, kind, options)]
     _check(
-        _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]),
+        _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]),
         f"mount {kind or source or target}",
     )
 

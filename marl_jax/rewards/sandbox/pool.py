@@ -141,7 +141,7 @@ class Pool:
             seat.forget()
 
     def _open_first(self) -> None:
-        """Open a zygote; one without isolation if the machine has none and the flag allows that (`docs/threat-model.md`)."""
+        """Open a zygote, unisolated if the machine cannot isolate and the flag allows it (`docs/threat-model.md`)."""
         try:
             self._seats[0].zygotes(1)
         except SandboxUnavailable as error:

@@ -28,7 +28,7 @@ _PLAIN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, set)
 _PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}
 # Raised by `f`, they would end `all(map(f, cases))` early, as true.
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
-_IDENTITY, _EXCEPTION = "<identity>", "<exception>"  # no names that test code could have
+_IDENTITY, _EXCEPTION = "<identity>", "<exception>"  # names that test code cannot have
 _EXPECTING = ("assertRaises", "assertRaisesRegex")  # methods whose first argument is a class of exceptions
 _END = object()
 
@@ -63,7 +63,7 @@ class Table:
 
 
 def described(error):
-    """What the check needs of an exception: the names of its classes, its text, arguments and plain attributes."""
+    """The parts of an exception that the check needs: names of its classes, text, arguments and plain attributes."""
     try:
         text = str(error)
     except Exception:
@@ -92,11 +92,11 @@ def _state(value):
 
 
 def _leave(manager, error=None):
-    """The end of a `with` block of test code, by `error` = (names of its classes, text)."""
+    """Leave a `with` block of test code, with `error` = (names of its classes, text) or without."""
     names, text = error or ((), "")
     raised: Any = None
     for name in names:
-        # A class of the test code, or one that takes other arguments.
+        # Fails for a class of the test code, and for one that takes other arguments.
         with contextlib.suppress(AttributeError, TypeError):
             raised = raised or getattr(builtins, name)(text)
     manager.__exit__(raised and type(raised), raised, None)
@@ -138,9 +138,9 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def identified(source):
-    """Test code as a tree in which `is` compares the program's objects, for each answer makes a new `Remote`.
+    """Test code as a tree in which `is` compares the program's objects, because each answer makes a new `Remote`.
 
-    Where a class of exceptions is expected, one stands for each of the program's.
+    Where the code expects a class of exceptions, a stand-in replaces each class of the program.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -167,8 +167,8 @@ class Link:
     def __init__(self, exchange):
         self._exchange = exchange
         self._identities: dict[Any, Remote] = {}
-        self._exceptions: dict[str, type[Exception]] = {}  # that stand for classes of the program
-        self._coroutines: dict[Any, Remote] = {}  # that stand for the program's
+        self._exceptions: dict[str, type[Exception]] = {}  # stand-ins for classes of the program
+        self._coroutines: dict[Any, Remote] = {}  # stand-ins for the program's
         self._comparing = threading.local()
 
     @property
@@ -192,14 +192,14 @@ class Link:
         return value
 
     def helpers(self):
-        """Names that test code gets besides those of the program."""
+        """Names that test code gets in addition to those of the program."""
         return {
             **{_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))},
             _EXCEPTION: self._exception,
         }
 
     def exception(self, name):
-        """The class that stands for the program's class of exceptions of this name."""
+        """The stand-in for the program's class of exceptions of this name."""
         return self._exceptions.setdefault(name, type(name, (Exception,), {}))
 
     def _exception(self, kind):
@@ -233,7 +233,7 @@ class Link:
             kind = type(own[0].__name__, (*own, kind), {"__str__": lambda error: text})
         try:
             error = kind(*plain.unpack(args))
-        except TypeError:  # it was made of other arguments than it has
+        except TypeError:  # its constructor takes other arguments than `args`
             error = type(kind.__name__, (*own, Exception), {})(text)
         vars(error).update(plain.unpack(attributes))
         return error
@@ -253,7 +253,7 @@ class Link:
         return self.ask("await", coroutine)
 
     def _key(self, value):
-        """What the program finds an object by."""
+        """The key by which the program finds an object."""
         if type(value) is slice:
             return [value.start, value.stop, value.step]
         if isinstance(value, types.CoroutineType):
@@ -268,7 +268,7 @@ class _Facts:
     link: Link
     key: int | str
     kinds: list[str]  # the names of its type and of that type's bases
-    own: bool = False
+    own: bool = False  # the check's own object, which supports all operations
     used: str = ""  # "truth" or "items": how it was read, if it is not the check's own
 
 
@@ -315,7 +315,7 @@ class Remote:
         return self if type(value) is Remote and value._remote_.key == facts.key else value
 
     def __exit__(self, kind, error, trace):
-        """The program's object is told; unlike in Python, it cannot hide an error of the test code or replace it."""
+        """Tell the program's object. Unlike in Python, it cannot hide an error of the test code or replace it."""
         link = self._remote_.link
         if kind is None:
             link.ask("__exit__", self)

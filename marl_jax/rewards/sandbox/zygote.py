@@ -1,7 +1,7 @@
 """A process that isolates itself once and then forks one isolated process per request, in milliseconds.
 
 It is started as a script in a bare interpreter (`python -S -P zygote.py FD isolated`, or `unsafe` in the place of
-`isolated`) and speaks fixed-size messages over one socket. Programs, inputs and outputs go through pipes straight
+`isolated`) and speaks fixed-size messages over one socket. Programs, inputs and outputs go through pipes directly
 between the caller and the child, so a zygote has nothing in its memory that a later child could find there. It ends
 when the socket closes.
 """
@@ -30,7 +30,7 @@ RUN, KILL = 1, 2
 REQUEST = struct.Struct("=BdQQ")  # RUN or KILL, wall-clock seconds, memory bytes, file bytes
 REPLY = struct.Struct("=iB")  # wait status, whether it ended in time
 READY = b"ready"
-SET_UP = b"\x06"  # a child's first byte on its result pipe; without it, the pipe holds why it never ran
+SET_UP = b"\x06"  # a child's first byte on its result pipe; without it, the pipe contains why it never ran
 
 # Imported before the first fork, to save time and because shared libraries are outside the new root.
 _PRELOADED = """
@@ -42,9 +42,9 @@ ssl statistics string textwrap threading traceback typing unicodedata uuid zlib
 
 def main() -> None:
     """Isolate this process, report that it is ready, and serve until the other end closes."""
-    given = int(sys.argv[1])
-    control = socket.socket(fileno=os.dup(given))  # a low number, whatever the caller had open
-    os.close(given)
+    inherited = int(sys.argv[1])
+    control = socket.socket(fileno=os.dup(inherited))  # a low descriptor, whatever the caller has open
+    os.close(inherited)
     isolated = sys.argv[2] == "isolated"
     harness, kernel, seccomp = _siblings("harness", "kernel", "seccomp")
     os.umask(0o022)
@@ -54,7 +54,7 @@ def main() -> None:
         if isolated:
             kernel.isolate_zygote()
     except OSError as error:
-        control.sendall(_say(error))
+        control.sendall(_text_of(error))
         return
     instructions = seccomp.program(alone=isolated) if seccomp.supported() else b""
     sys.argv, sys.orig_argv = [""], [""]  # the full command line tells how this process was started
@@ -75,7 +75,7 @@ def main() -> None:
                 try:
                     # Threads are counted by user, so there is no limit where the user is the caller's. Linux before
                     # 5.14 counts those of the caller in a user namespace, too.
-                    threads = 128 if isolated and _kernel() >= (5, 14) else None
+                    threads = 128 if isolated and _kernel_version() >= (5, 14) else None
                     kernel.limit(own_bytes + memory_bytes, int(wall_s) + 2, file_bytes, threads)
                     if isolated:
                         kernel.drop_privileges()
@@ -85,7 +85,7 @@ def main() -> None:
                     if instructions:
                         seccomp.install(instructions)
                 except OSError as error:
-                    os.write(harness.RESULT, _say(error))
+                    os.write(harness.RESULT, _text_of(error))
                     os._exit(125)
                 os.write(harness.RESULT, SET_UP)
                 harness.run(job)
@@ -97,12 +97,12 @@ def main() -> None:
         if isolated:
             kernel.discard()
         else:
-            with contextlib.suppress(RecursionError):  # what lies too deep stays
+            with contextlib.suppress(RecursionError):  # directories that are nested too deep stay
                 shutil.rmtree(box, ignore_errors=True)
         control.sendall(REPLY.pack(status, in_time))
 
 
-def _say(error: OSError) -> bytes:
+def _text_of(error: OSError) -> bytes:
     return str(error.strerror or error).encode()
 
 
@@ -130,7 +130,7 @@ def _watch(control: socket.socket, child: int, deadline: float) -> tuple[int, bo
             os.kill(child, signal.SIGKILL)
         ready = [fd for fd, _ in poll.poll(min(max(left_ms, 1) + 1, wait_ms))]
         if control.fileno() in ready:
-            _receive(control)  # exits, and the child with it, when the caller has closed the socket
+            _receive(control)  # exits, and the child too, if the caller has closed the socket
             os.kill(child, signal.SIGKILL)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -163,7 +163,7 @@ def _arrange(fds: list[int], box: str) -> dict:
 
 
 def _siblings(*names: str) -> list[ModuleType]:
-    """The modules beside this file, removed from `sys.modules` so that programs cannot import them."""
+    """The modules next to this file, removed from `sys.modules` so that programs cannot import them."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     found = [importlib.import_module(name) for name in names]
@@ -181,25 +181,25 @@ def _preload() -> None:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
 
 
-def _kernel() -> tuple[int, ...]:
-    """Its version; (0,) where that is written in another way."""
+def _kernel_version() -> tuple[int, ...]:
+    """The version of the kernel; (0,) if it is not written in numbers."""
     numbers = os.uname().release.split(".")[:2]
     return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0,)
 
 
 def _forget_environment() -> None:
-    """Clear the variables, and the memory where they were."""
+    """Clear the environment's variables, and the memory that contained them."""
     environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
     strings: list[int] = []
-    while (place := environ[len(strings)]) is not None:
-        strings.append(place)
-    for place in strings:
-        ctypes.memset(place, 0, len(ctypes.string_at(place)))
+    while (address := environ[len(strings)]) is not None:
+        strings.append(address)
+    for address in strings:
+        ctypes.memset(address, 0, len(ctypes.string_at(address)))
     os.environ.clear()
 
 
 def _prepare_memory() -> int:
-    """Have the kernel kill this process first where memory runs out. Returns the bytes of its address space."""
+    """Have the kernel kill this process first if memory runs out. Returns the bytes of its address space."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
