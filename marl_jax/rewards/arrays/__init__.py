@@ -6,9 +6,9 @@
     tests = pack_tests(tasks)                                  once, on the host: Tests, a pytree with leading [B]
     verdict, solved = grade_programs(text, tests)              programs of micro_code, by running them on the tests
 
-They agree with the hosted readers (`rewards.families`) on every text; `grade_integers` agrees with
-`rewards.math`, and `grade_programs` with the sandbox, but for the answers that they call beyond (see `integer_answers`
-and `chain_programs`), which are graded 0 and counted; of such a response, `readable` may be false where a program is.
+The readers agree with the hosted ones (`rewards.families`) on every text; `grade_integers` agrees with
+`rewards.math`, and `grade_programs` with the sandbox, except on answers that they call beyond (see `integer_answers`
+and `chain_programs`). These are graded 0 and counted; `readable` may be false for a program that is beyond.
 """
 
 import functools
@@ -69,7 +69,7 @@ def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, Solved]:
 
 
 def _solved(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> Solved:
-    keys = jnp.asarray(_keys(len(chars)))  # a random number for each place: equal sums mean equal texts
+    keys = jnp.asarray(_keys(len(chars)))  # random numbers for each place: equal sums mean equal texts
     answer = part(chars, start, end).chars.astype(jnp.uint32)
     return Solved(readable, start, end, jnp.sum(answer[:, None] * keys, axis=0))
 

@@ -1,8 +1,8 @@
 r"""The span of the last box of a text, as `rewards.math.boxed.extract_boxed` finds it: functions of a row, for `vmap`.
 
-`answer_span` gives (start, end) of the stripped content, and whether there is a box at all. It agrees on every text,
-except that an argument without braces may be longer than 200 pieces here.
-The work grows with the number of boxes in the row that has most of them.
+`answer_span` gives (start, end) of the stripped content, and whether there is a box. It agrees with `extract_boxed` on
+every text, except that an argument without braces may be longer than 200 pieces here. The work grows with the number of
+boxes in the row that has the most.
 """
 
 import jax
@@ -12,7 +12,7 @@ from marl_jax.rewards.arrays.texts import among, following, next_place, place_be
 from marl_jax.rewards.math.boxed import MAX_BOXES
 
 Span = tuple[jax.Array, jax.Array]
-_BLANKS_AFTER = 16  # at most so many between the command and its argument
+_BLANKS_AFTER = 16  # most blanks between the command and its argument
 
 
 def is_blank(chars: jax.Array) -> jax.Array:
@@ -46,39 +46,39 @@ def strip(chars: jax.Array, start: jax.Array, end: jax.Array, left: jax.Array, r
 
 
 def answer_span(chars: jax.Array) -> tuple[Span, jax.Array]:
-    """The content of the last complete box; there is none where it is empty."""
+    """The span of the last complete box's content, and whether there is one; empty content does not count."""
 
-    def deeper(state: tuple) -> tuple:
+    def read_inner(state: tuple) -> tuple:
         first, lo, hi, found, _ = state
         start, end, boxed, sole = _best_box(chars, lo, hi)
-        goes_on = first | sole  # content that is nothing but a box is read again
+        goes_on = first | sole  # content that is itself one box is read again
         start, end = jnp.where(goes_on, start, lo), jnp.where(goes_on, end, hi)
         begins = chars.at[start].get(mode="fill", fill_value=0) == ord("\\")  # perhaps with a box
         return jnp.bool_(False), start, end, jnp.where(goes_on, boxed, found), goes_on & boxed & begins
 
-    yes = jnp.bool_(True)
+    true = jnp.bool_(True)
     _, start, end, found, _ = jax.lax.while_loop(
-        lambda state: state[4], deeper, (yes, jnp.int32(0), jnp.int32(len(chars)), ~yes, yes)
+        lambda state: state[4], read_inner, (true, jnp.int32(0), jnp.int32(len(chars)), ~true, true)
     )
     found &= end > start
     return (jnp.where(found, start, 0), jnp.where(found, end, 0)), found
 
 
 def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
-    """Content of the box in lo..hi that ends last, whether there is one, and whether lo..hi is one box alone."""
+    """Content span of the box in lo..hi that ends last, whether there is one, and whether lo..hi is just one box."""
     width = len(all_chars)
     place = jnp.arange(width, dtype=jnp.int32)
     chars = jnp.where((place >= lo) & (place < hi), all_chars, 0)
     escape = chars == ord("\\")
-    # Backslashes just before.
-    before = place - 1 - jnp.pad(place_before(~escape), (1, 0), constant_values=-1)[:-1]
-    escaped = before % 2 == 1
+    # The number of backslashes just before each place.
+    backslashes = place - 1 - jnp.pad(place_before(~escape), (1, 0), constant_values=-1)[:-1]
+    escaped = backslashes % 2 == 1
     opens, closes = ((chars == ord(brace)) & ~escaped for brace in "{}")
     depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
     blank = is_blank(chars)
     solid = next_place(~blank)
 
-    # What ends an argument without braces; a group {...} inside it goes with it.
+    # The characters that end an argument without braces; a group {...} inside of it belongs to it.
     special = among(chars, b"{}$\n")
     next_special = jnp.pad(next_place(special), (0, 1), constant_values=width)[1:]
     group = opens & (chars.at[next_special].get(mode="fill", fill_value=0) == ord("}"))
@@ -96,7 +96,7 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     near = argument_at - argument <= _BLANKS_AFTER
 
     def read(command: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """(end, content start, content end, whether it is complete) of the box at a command."""
+        """(end, content start, content end, whether it is whole) for the box at a command."""
         at = argument_at[command]
         braced = chars.at[at].get(mode="fill", fill_value=0) == ord("{")
         shut = jnp.min(

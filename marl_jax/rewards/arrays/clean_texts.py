@@ -17,7 +17,7 @@ BLANK = 32
 
 
 def compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> tuple[jax.Array, ...]:
-    """The content without dollars and repeated blanks in UInt8[width]; whether it is a price, or beyond."""
+    """(content without dollars and repeated blanks UInt8[width], whether it is a price, whether it is beyond)."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     inside = (place >= start) & (place < end)
     dollar = inside & (chars == ord("$"))
@@ -51,7 +51,7 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
         | (thousand & (text == BLANK))
         | (thousand & (text == ord(",")) & ~bracket.any())
     )
-    # == is =, pair by pair
+    # Each pair == means =.
     equals = text == ord("=")
     place = jnp.arange(len(text), dtype=jnp.int32)
     odd = equals & ((place - place_before(~equals)) % 2 == 0)
@@ -60,7 +60,7 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
     used = jnp.max(jnp.where(text != 0, place + 1, 0))
     edge = (text == BLANK) | (text == ord("="))
     start, end = strip(text, jnp.int32(0), used, edge, edge)
-    start = jnp.where(price, 0, start)  # the sign of the price stands before an =
+    start = jnp.where(price, 0, start)  # the sign of a price comes before an =
     dots = functools.reduce(
         jnp.logical_and, (text.at[end - k].get(mode="clip") == ord(".") for k in (1, 2, 3))
     )
@@ -74,15 +74,15 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Without the pairs of brackets that hold all of it, and whether brackets are unbalanced."""
+    """The text without pairs of brackets around all of it, and whether its brackets are unbalanced."""
     place = jnp.arange(len(text), dtype=jnp.int32)
     inside = place < length
     opens, closes = among(text, b"({"), among(text, b")}")
     depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
     total = depth.at[jnp.maximum(length - 1, 0)].get()
-    low = jnp.any(inside & (depth < 0)) | (total != 0)
+    unbalanced = jnp.any(inside & (depth < 0)) | (total != 0)
     blank = text == BLANK
-    head = jnp.min(jnp.where(inside & ~(opens | blank), place, length))  # the first that is neither
+    head = jnp.min(jnp.where(inside & ~(opens | blank), place, length))  # the first character that is neither
     tail = jnp.max(jnp.where(inside & ~(closes | blank), place + 1, 0))
     opened, closed = jnp.cumsum(opens), jnp.cumsum((closes & inside)[::-1])[::-1]
     leading = jnp.sum(opens & (place < head))
@@ -90,4 +90,4 @@ def unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
     floor = jnp.min(jnp.where((place >= head - 1) & (place < tail), depth, leading))
     wraps = jnp.maximum(jnp.minimum(jnp.minimum(leading, trailing), floor), 0)
     wrapping = (opens & (place < head) & (opened <= wraps)) | (closes & (place >= tail) & (closed <= wraps))
-    return jnp.where(wrapping & inside, BLANK, text).astype(jnp.uint8), low
+    return jnp.where(wrapping & inside, BLANK, text).astype(jnp.uint8), unbalanced

@@ -1,8 +1,8 @@
 """Exact fractions as residues: numerator and denominator modulo four primes below 2**16.
 
-Sums and products of any length stay inside uint32. Two fractions are taken as equal where all four residues of the
-cross product agree, which holds for equal ones always, and for others only where the difference is a multiple of the
-product of the primes (above 2**63).
+Sums and products of any length stay inside uint32. Two fractions are taken as equal if all four residues of the cross
+product agree. Equal fractions always agree; different ones only if their difference is a multiple of the product of the
+primes (above 2**63).
 """
 
 import functools
@@ -23,7 +23,7 @@ class Fraction(NamedTuple):
 
 
 def constant(value: int) -> Fraction:
-    """Of a number known to Python."""
+    """The fraction of a Python integer."""
     return Fraction(
         jnp.asarray(np.array([value % int(p) for p in PRIMES], np.uint32)), jnp.ones(4, jnp.uint32)
     )
@@ -47,17 +47,17 @@ def multiply(a: Fraction, b: Fraction) -> Fraction:
 
 
 def divide(a: Fraction, b: Fraction) -> Fraction:
-    """Of a `b` that is not zero."""
+    """a / b, for a `b` that is not zero."""
     return multiply(a, Fraction(b.below, b.above))
 
 
 def equal(a: Fraction, b: Fraction) -> jax.Array:
-    """Bool: whether they are equal."""
+    """Bool: whether two fractions are equal."""
     return jnp.all(a.above * b.below % PRIMES == b.above * a.below % PRIMES)
 
 
 def is_zero(a: Fraction) -> jax.Array:
-    """Bool: whether it is zero."""
+    """Bool: whether a fraction is zero."""
     return jnp.all(a.above == 0)
 
 
@@ -67,5 +67,5 @@ def choose(condition: jax.Array, a: Any, b: Any) -> Any:
 
 
 def signed(negative: jax.Array, a: Fraction) -> Fraction:
-    """The fraction with its sign changed where `negative`."""
+    """The fraction, with its sign changed if `negative`."""
     return Fraction(jnp.where(negative, (PRIMES - a.above) % PRIMES, a.above), a.below)

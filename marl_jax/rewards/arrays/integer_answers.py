@@ -2,15 +2,15 @@ r"""Boxed answers against integer references: `rewards.math.equivalent` for answ
 
     box ──clean──► digits + - * / . , ; : = ( ) { } x and blanks ──scan──► values joined by = ──► right or wrong
 
-The scan works the arithmetic out in exact fractions: 7.0, 14/2, -(-7), 6 3/3, x=7, x=21/3=7 and 3+4=7 are 7; 3+4 and
-7*1 are sums and products left undone, which are no answer; lists, ratios and divisions by zero are wrong. `x` stands
-for a large integer that the rest of an answer cannot hit, so 0x is 0 and x-x+7 is 7 as they are there.
+The scan computes in exact fractions: 7.0, 14/2, -(-7), 6 3/3, x=7, x=21/3=7 and 3+4=7 are 7; 3+4 and 7*1 are sums and
+products left undone, which are no answer; lists, ratios and divisions by zero are wrong. `x` stands for a large integer
+that the rest of an answer cannot equal, so 0x is 0 and x-x+7 is 7, as in `rewards.math`.
 
-An answer is *beyond* the arrays where it has another character, or a form that is read elsewhere by its layout:
+An answer is *beyond* the arrays if it has another character, or a form that `rewards.math` reads by its layout:
 1,234 and 1 234 as thousands, ** as a power, a sign where a number should be (which is a variable there), a bracket
 closed by the other kind, an equation inside an equation, a label with commas, two mixed numbers in a row, brackets or
-text too deep or too long. It earns nothing here and is counted; elsewhere it may be right (7\%, \frac{14}{2}, 7
-apples).
+text too deep or too long. It earns nothing here and is counted; in `rewards.math` it may be right (7\%,
+\frac{14}{2}, 7 apples).
 """
 
 import functools
@@ -35,14 +35,14 @@ _LETTERS = 4  # the longest run of x that is a product; a longer one is a word
 
 @flax.struct.dataclass
 class Verdict:
-    """Of an answer; `right` is false where it is beyond the arrays."""
+    """The verdict on an answer; `right` is false if it is beyond the arrays."""
 
     right: jax.Array  # Bool
     beyond: jax.Array  # Bool
 
 
 def grade_answer(chars: jax.Array, start: jax.Array, end: jax.Array, gold: jax.Array, width: int) -> Verdict:
-    """Of the content start..end of one row; an answer of more than `width` characters is beyond."""
+    """The verdict on the content start..end of one row; an answer of more than `width` characters is beyond."""
     text, price, beyond = compact(chars, start, end, width)
     text, length, wrong, strange = clean(text, price)
     beyond |= strange
@@ -65,11 +65,11 @@ _FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
 class _Term:
     """State of the sum that is read at one depth."""
 
-    sum: Fraction  # of the terms before
-    product: Fraction  # of the factors before, with the sign of the term
+    sum: Fraction  # of the earlier terms
+    product: Fraction  # of the earlier factors, with the sign of the term
     negative: Any = _NO  # whether the term began with a minus
     divides: Any = _NO  # whether the next factor divides
-    factors: Any = _ZERO  # Int32: of this term
+    factors: Any = _ZERO  # Int32: factors of this term
 
 
 @flax.struct.dataclass
@@ -77,40 +77,40 @@ class _Number:
     """The literal that is being read."""
 
     value: Fraction
-    on: Any = _NO
+    active: Any = _NO  # whether a literal is being read
     dotted: Any = _NO
-    whole: Any = _YES  # whether only zeros stand behind its point
+    whole: Any = _YES  # whether only zeros follow its point
     use: Any = _ZERO  # _FACTOR, _ABOVE or _BELOW
 
 
 @flax.struct.dataclass
 class _State:
-    """Fields with a default begin as it."""
+    """State of the scan; a field with a default begins with it."""
 
     term: _Term
     number: _Number
     stack: Any  # _Term, each leaf with a leading axis of _DEPTH
     above: Fraction  # numerator of the rest of a mixed number
-    step: Fraction  # the value of the steps before
+    step: Fraction  # the value of the earlier steps
     at: Any = _ZERO
     depth: Any = _ZERO
     kinds: Any = np.uint32(0)  # a bit for each open bracket, 1 for a brace
-    expects: Any = _YES  # a factor must come
-    counted: Any = _NO  # whether a number came last
+    expects: Any = _YES  # a factor must follow
+    counted: Any = _NO  # whether the last token was a number
     mixable: Any = _NO  # the term is one whole number, which a fraction may follow
     mixed: Any = _NO  # the last number closed a mixed one
-    wants: Any = np.int32(_NOTHING)  # _NOTHING, _SLASH or _BELOW: what the rest of a mixed number begins with
-    # of the part between two =
+    next: Any = np.int32(_NOTHING)  # _NOTHING, _SLASH or _BELOW: what must follow in a mixed number
+    # State of the part between two =.
     invalid: Any = _NO
-    undone: Any = _NO
-    named: Any = _NO  # it has an x
-    run: Any = _ZERO  # of x just now
-    worded: Any = _NO  # it has a run of x that is a word
-    # of the whole
+    undone: Any = _NO  # it has a sum or product left undone
+    has_x: Any = _NO
+    run: Any = _ZERO  # length of the current run of x
+    word: Any = _NO  # it has a run of x that is a word
+    # State of the complete answer.
     first: Any = _YES  # no = has come
-    label: Any = _ZERO  # where the automaton of labels is
-    names: Any = _ZERO  # where that of sums and differences of names is
-    span: Any = (np.int32(-1), np.int32(-1))  # first and last non-blank of the first part
+    label: Any = _ZERO  # state of the automaton of labels
+    names: Any = _ZERO  # state of the automaton of sums and differences of names
+    span: Any = (np.int32(-1), np.int32(-1))  # places of the first and last non-blank of the first part
     stepped: Any = _NO
     wrong: Any = _NO
     chained: Any = _NO  # an = has come
@@ -147,13 +147,13 @@ def _fresh() -> _Term:
 
 
 def _begin() -> _State:
-    nought, term = fractions.constant(0), _fresh()
+    zero, term = fractions.constant(0), _fresh()
     stack = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (_DEPTH, *jnp.shape(leaf))), term)
-    return _State(term, _Number(nought), stack, nought, nought)
+    return _State(term, _Number(zero), stack, zero, zero)
 
 
 def _read(text: jax.Array, state: _State) -> _State:
-    """One character."""
+    """The state after one more character."""
     char = text[state.at]
     after = text.at[state.at + 1].get(mode="fill", fill_value=0)
     before = state
@@ -168,7 +168,7 @@ def _read(text: jax.Array, state: _State) -> _State:
         invalid=state.invalid | stray,
         wrong=state.wrong | (stray & top),
         run=jnp.where(char == ord("x"), before.run + 1, 0),
-        worded=state.worded | (before.run + 1 > _LETTERS) & (char == ord("x")),
+        word=state.word | (before.run + 1 > _LETTERS) & (char == ord("x")),
         commas=state.commas | (before.first & (char == ord(","))),
         beyond=state.beyond | (before.expects & (char == ord(","))),
     )
@@ -191,15 +191,15 @@ def _follow_label(state: _State, char: jax.Array) -> _State:
 
 def _read_number(state: _State, char: jax.Array, after: jax.Array) -> _State:
     number, digit, dot = state.number, is_digit(char), char == ord(".")
-    goes_on = number.on & (digit | (dot & ~number.dotted))
+    goes_on = number.active & (digit | (dot & ~number.dotted))
     begins = ~goes_on & (digit | (dot & is_digit(after)))
-    lost = dot & ~goes_on & ~begins
+    stray = dot & ~goes_on & ~begins
 
-    # What a literal that begins here is for: a factor, or a part of a mixed number.
+    # The use of a literal that begins here: a factor, or a part of a mixed number.
     second = ~state.expects & state.counted  # two numbers side by side
-    use = jnp.where(state.wants == _BELOW, _BELOW, jnp.where(second, _ABOVE, _FACTOR))
+    use = jnp.where(state.next == _BELOW, _BELOW, jnp.where(second, _ABOVE, _FACTOR))
     joined = begins & ~state.expects & (use == _FACTOR)  # 2(3)4
-    bad = lost | (begins & dot & ~state.expects) | (begins & (use == _ABOVE) & ~state.mixable)
+    bad = stray | (begins & dot & ~state.expects) | (begins & (use == _ABOVE) & ~state.mixable)
     beyond = begins & (use == _ABOVE) & state.mixed & (state.term.factors == 1)
 
     ten, figure = (
@@ -219,34 +219,34 @@ def _read_number(state: _State, char: jax.Array, after: jax.Array) -> _State:
     ends = used & ~(is_digit(after) | ((after == ord(".")) & ~dotted))
     state = replace(
         state,
-        number=replace(number, on=used & ~ends),
+        number=replace(number, active=used & ~ends),
         undone=state.undone | joined,
         term=replace(state.term, divides=state.term.divides & ~joined),
-        invalid=state.invalid | bad | (begins & (state.wants == _SLASH)),
+        invalid=state.invalid | bad | (begins & (state.next == _SLASH)),
         beyond=state.beyond | beyond,
     )
     as_factor, as_above, as_below = (ends & (number.use == use) for use in (_FACTOR, _ABOVE, _BELOW))
     state = _factor(state, as_factor, value)
-    nought = fractions.is_zero(value)
-    rest = fractions.divide(state.above, choose(nought, fractions.constant(1), value))
+    is_zero = fractions.is_zero(value)
+    rest = fractions.divide(state.above, choose(is_zero, fractions.constant(1), value))
     product = fractions.add(state.term.product, fractions.signed(state.term.negative, rest))
     return replace(
         state,
         term=replace(state.term, product=choose(as_below, product, state.term.product)),
         above=choose(as_above, value, state.above),
-        wants=jnp.where(as_above, _SLASH, jnp.where(as_below, _NOTHING, state.wants)),
+        next=jnp.where(as_above, _SLASH, jnp.where(as_below, _NOTHING, state.next)),
         counted=state.counted | ends,
         mixable=jnp.where(as_factor, number.whole & (state.term.factors == 1), state.mixable | as_below),
         mixed=jnp.where(as_factor, False, state.mixed | as_below),
-        invalid=state.invalid | ((as_above | as_below) & number.dotted) | (as_below & nought),
+        invalid=state.invalid | ((as_above | as_below) & number.dotted) | (as_below & is_zero),
     )
 
 
 def _factor(state: _State, here: jax.Array, value: Fraction) -> _State:
-    """The value as the next factor of the term, where it stands."""
+    """The state with the value as the next factor of the term, if `here`."""
     term = state.term
-    nought = term.divides & fractions.is_zero(value)
-    value = choose(nought, fractions.constant(1), value)
+    is_zero = term.divides & fractions.is_zero(value)
+    value = choose(is_zero, fractions.constant(1), value)
     turned = choose(term.divides, Fraction(value.below, value.above), value)
     term = replace(
         term,
@@ -254,14 +254,14 @@ def _factor(state: _State, here: jax.Array, value: Fraction) -> _State:
         divides=term.divides & ~here,
         factors=term.factors + here,
     )
-    return replace(state, term=term, expects=state.expects & ~here, invalid=state.invalid | (here & nought))
+    return replace(state, term=term, expects=state.expects & ~here, invalid=state.invalid | (here & is_zero))
 
 
 def _joins(state: _State, here: jax.Array) -> _State:
-    """A factor without an operator before it: 2x, 2(3)."""
+    """The state before a factor that has no operator before it: 2x, 2(3)."""
     joined = here & ~state.expects
     return replace(
-        state, undone=state.undone | joined, invalid=state.invalid | (here & (state.wants != _NOTHING))
+        state, undone=state.undone | joined, invalid=state.invalid | (here & (state.next != _NOTHING))
     )
 
 
@@ -269,7 +269,7 @@ def _read_x(state: _State, char: jax.Array) -> _State:
     here = char == ord("x")
     state = _factor(_joins(state, here), here, fractions.constant(_X))
     return replace(
-        state, named=state.named | here, counted=state.counted & ~here, mixable=state.mixable & ~here
+        state, has_x=state.has_x | here, counted=state.counted & ~here, mixable=state.mixable & ~here
     )
 
 
@@ -278,7 +278,7 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
     brace = (char == ord("{")) | (char == ord("}"))
     level = jnp.arange(_DEPTH)
 
-    # Opening keeps the term for later.
+    # Opening a bracket pushes the term on the stack.
     state = _joins(state, opens)
     here = opens & (level == state.depth)
     stack = jax.tree.map(
@@ -286,10 +286,10 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
     )
     term = choose(opens, _fresh(), state.term)
 
-    # Closing gives its sum to the term that was kept.
+    # Closing a bracket makes its sum a factor of the term on the stack.
     total = fractions.add(term.sum, term.product)
-    kept = jax.tree.map(lambda leaf: leaf[jnp.clip(state.depth - 1, 0, _DEPTH - 1)], stack)
-    term = choose(closes, kept, term)
+    outer = jax.tree.map(lambda leaf: leaf[jnp.clip(state.depth - 1, 0, _DEPTH - 1)], stack)
+    term = choose(closes, outer, term)
     strange = (
         (opens & (state.depth >= _DEPTH)) | (closes & ((state.kinds & 1) != brace)) | (closes & state.expects)
     )
@@ -303,7 +303,7 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
         expects=state.expects | opens,
         counted=state.counted & ~(opens | closes),
         mixable=state.mixable & ~(opens | closes),
-        invalid=state.invalid | (closes & (state.wants != _NOTHING)),
+        invalid=state.invalid | (closes & (state.next != _NOTHING)),
         beyond=state.beyond | strange,
     )
     return _factor(state, closes, total)
@@ -311,7 +311,7 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
 
 def _read_sign(state: _State, char: jax.Array) -> _State:
     plus, minus, times, over = (char == ord(sign) for sign in "+-*/")
-    sum_sign, slash = plus | minus, over & (state.wants == _SLASH)
+    sum_sign, slash = plus | minus, over & (state.next == _SLASH)
     operator = (times | over) & ~slash
     term = state.term
     ends = sum_sign & ~state.expects
@@ -324,14 +324,14 @@ def _read_sign(state: _State, char: jax.Array) -> _State:
         negative=term.negative ^ (minus & (term.factors == 0)),
         divides=jnp.where(operator, over, term.divides),
     )
-    pending = state.wants != _NOTHING
+    pending = state.next != _NOTHING
     return replace(
         state,
         term=term,
         expects=state.expects | ends | operator,
         counted=state.counted & ~(sum_sign | operator),
         mixable=state.mixable & ~(sum_sign | operator),
-        wants=jnp.where(slash, _BELOW, state.wants),
+        next=jnp.where(slash, _BELOW, state.next),
         undone=state.undone | ends | times,
         invalid=state.invalid | ((sum_sign | operator) & pending),
         beyond=state.beyond | (operator & state.expects),
@@ -347,7 +347,7 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
     step = here & ~label
     wrong = step & (unread | (state.stepped & ~fractions.equal(value, state.step)))
     beyond = here & state.first & ~label & state.commas
-    fresh = _begin()
+    begun = _begin()
     state = replace(
         state,
         step=choose(step & ~state.stepped, value, state.step),
@@ -359,22 +359,22 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
         chained=state.chained | here,
         first=state.first & ~here,
     )
-    part = ("term", "expects", "counted", "mixable", "mixed", "wants", "invalid", "undone", "named", "worded")
-    old, new = ({name: getattr(s, name) for name in part} for s in (state, fresh))
+    part = ("term", "expects", "counted", "mixable", "mixed", "next", "invalid", "undone", "has_x", "word")
+    old, new = ({name: getattr(s, name) for name in part} for s in (state, begun))
     return replace(state, **choose(here, new, old))
 
 
 def _part(state: _State) -> tuple[Fraction, jax.Array]:
     """The value of the part that ends here, and whether it has none."""
     value = fractions.add(state.term.sum, state.term.product)
-    return value, state.invalid | state.expects | (state.wants != _NOTHING)
+    return value, state.invalid | state.expects | (state.next != _NOTHING)
 
 
 def _judge(state: _State, gold: jax.Array, price: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether the answer is right, and whether it is beyond."""
     value, unread = _part(state)
-    undone = state.undone & ~state.named
-    right = fractions.equal(value, fractions.integer(gold)) & ~(unread | undone | state.worded | state.wrong)
+    undone = state.undone & ~state.has_x
+    right = fractions.equal(value, fractions.integer(gold)) & ~(unread | undone | state.word | state.wrong)
     right &= ~state.stepped | fractions.equal(value, state.step)
     right &= ~(price & (state.chained | state.nested))
     return right, state.beyond | (state.chained & state.nested)

@@ -1,4 +1,4 @@
-"""Readers of the supervising roles, equal to those of `workflows.parse`: a pick, a verdict, a majority, strategies.
+"""Readers for the supervising roles, equal to those of `workflows.parse`: a pick, a verdict, a majority, strategies.
 
 Functions of one row of characters, for `vmap`.
 """
@@ -18,7 +18,7 @@ _KEYWORD = "strategy"
 
 
 def pick(chars: jax.Array, n: int) -> jax.Array:
-    """The chosen candidate 1..n, n below 10: the boxed number, else the first digit 1..n anywhere; -1 for none."""
+    """The chosen candidate 1..n, n below 10: the boxed number, else the first digit 1..n anywhere; -1 for neither."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     (start, end), _ = answer_span(chars)
     inside = (place >= start) & (place < end)
@@ -28,17 +28,17 @@ def pick(chars: jax.Array, n: int) -> jax.Array:
     last = jnp.max(jnp.where(inside & digit, place, first - 1))
     count = jnp.sum(inside & digit)
     one_run = (count > 0) & (count == last - first + 1)
-    boxed = jnp.sum(jnp.where(inside, figure, 0))  # zeros, then one figure that is none
+    boxed = jnp.sum(jnp.where(inside, figure, 0))  # zeros, then one digit that is not zero
     zeros = jnp.all(~inside | ~digit | (place == last) | (figure == 0))
     near = (first - start <= _AROUND) & (end - 1 - last <= _AROUND)
     sound = one_run & zeros & near & (boxed >= 1) & (boxed <= n)
-    stands = (figure >= 1) & (figure <= n)
-    anywhere = jnp.where(stands.any(), figure[jnp.argmax(stands)], -1)
+    eligible = (figure >= 1) & (figure <= n)
+    anywhere = jnp.where(eligible.any(), figure[jnp.argmax(eligible)], -1)
     return jnp.where(sound, boxed, anywhere)
 
 
 def verdict(chars: jax.Array) -> jax.Array:
-    """As in `table.VERDICTS`, or -1: the word in the last box, with any characters around its letters."""
+    """The verdict as in `table.VERDICTS`, or -1: the word in the last box, with any characters around its letters."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     (start, end), _ = answer_span(chars)
     inside = (place >= start) & (place < end)
@@ -46,10 +46,10 @@ def verdict(chars: jax.Array) -> jax.Array:
     letter = is_letter(chars)
     lower = jnp.where(letter, chars | 32, chars)
     word = is_word(chars)
-    begins = place_before(~word) + 1  # of the word that each character is in
+    begins = place_before(~word) + 1  # the start of the word that contains each character
     marks = [starts(lower, command) for command in ("\\text", "\\math", "\\boxed")]
     commands = following(functools.reduce(jnp.logical_or, marks), -1)
-    # A command and what adheres to it.
+    # A command, with the letters that follow it directly.
     styling = word & commands.at[begins].get(mode="fill", fill_value=False)
     kept = letter & ~styling
     rank, total = jnp.cumsum(kept) - 1, jnp.sum(kept)
@@ -59,8 +59,8 @@ def verdict(chars: jax.Array) -> jax.Array:
         agrees = lower == expected[jnp.clip(rank, 0, len(wanted) - 1)]
         return (total == len(wanted)) & jnp.all(~kept | agrees)
 
-    of = {word: jnp.where(says(word.lower()), choice, -1) for word, choice in VERDICTS.items()}
-    return functools.reduce(jnp.maximum, of.values())
+    choices = {word: jnp.where(says(word.lower()), choice, -1) for word, choice in VERDICTS.items()}
+    return functools.reduce(jnp.maximum, choices.values())
 
 
 def majority(keys: jax.Array, readable: jax.Array) -> jax.Array:
@@ -78,7 +78,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
     before = following(chars, -1)
     begins = (place == 0) | (before == ord("\n"))
 
-    def run(marks: jax.Array) -> jax.Array:  # the first place at or after each that is not marked
+    def run(marks: jax.Array) -> jax.Array:  # the first unmarked place at or after each place
         return next_place(~marks)
 
     def at(places: jax.Array, where: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
 
     tab = (chars == 32) | (chars == 9)
     bullet = tab | (chars == ord("*"))
-    keyword = run(bullet | among(chars, b"#>-"))  # of each line's start
+    keyword = run(bullet | among(chars, b"#>-"))  # place of the keyword, for each start of a line
     lower = jnp.where(is_letter(chars), chars | 32, chars)
     named = starts(lower, _KEYWORD).at[keyword].get(mode="fill", fill_value=False)
     number = at(run(tab), keyword + len(_KEYWORD))
@@ -95,7 +95,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
     ended = chars.at[colon].get(mode="fill", fill_value=0) == ord(":")
     found = begins & (place < length) & named & (past > number) & ended
 
-    # The content behind the colon, without blanks and asterisks around it; a line with nothing is no strategy.
+    # The content behind the colon, without blanks and asterisks around it; an empty line is no strategy.
     stripped = tab | (chars == 13) | (chars == ord("*"))
     start = at(run(stripped), colon + 1)
     end = at(line_end, jnp.minimum(colon, width - 1))

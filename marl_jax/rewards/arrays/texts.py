@@ -1,6 +1,6 @@
 """Texts as rows of characters, and functions for readers of one row.
 
-A text begins at the left of its row and is followed by zeros. `compiled.alphabet` makes it of tokens, and tokens of it.
+A text begins at the left of its row and is followed by zeros. `compiled.alphabet` turns tokens into texts and back.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Text:
-    """Rows of text, or one row where a function is mapped over rows."""
+    """Rows of text, or one row inside of a function that is mapped over rows."""
 
     chars: jax.Array  # UInt8[B N], zeros after the end
     length: jax.Array  # Int32[B]
@@ -22,7 +22,7 @@ class Text:
 
 
 def starts(chars: jax.Array, word: str) -> jax.Array:
-    """Bool [N]: whether the word stands at each place."""
+    """Bool [N]: whether the word begins at each place."""
     padded = jnp.pad(chars, (0, len(word)))
     return functools.reduce(
         jnp.logical_and, (padded[k : k + len(chars)] == ord(char) for k, char in enumerate(word))
@@ -30,25 +30,25 @@ def starts(chars: jax.Array, word: str) -> jax.Array:
 
 
 def among(chars: jax.Array, which: bytes) -> jax.Array:
-    """Bool [N]: whether each is one of these characters."""
+    """Bool [N]: whether each character is one of these."""
     return jnp.isin(chars, jnp.asarray(list(which), jnp.uint8))
 
 
 def following(chars: jax.Array, count: int = 1) -> jax.Array:
-    """UInt8 [N]: the character `count` places further on (or before, if negative), 0 past the ends."""
+    """UInt8 [N]: the character `count` places after each place (before it, if negative); 0 past the ends."""
     if count < 0:
         return jnp.pad(chars, (-count, 0))[: len(chars)]
     return jnp.pad(chars, (0, count))[count:]
 
 
 def next_place(marks: jax.Array) -> jax.Array:
-    """Int32 [N]: the first marked place at or after each; N where there is none."""
+    """Int32 [N]: the first marked place at or after each place; N if there is none."""
     place = jnp.arange(len(marks), dtype=jnp.int32)
     return jax.lax.cummin(jnp.where(marks, place, len(marks)), reverse=True)
 
 
 def place_before(marks: jax.Array) -> jax.Array:
-    """Int32 [N]: the last marked place at or before each; -1 where there is none."""
+    """Int32 [N]: the last marked place at or before each place; -1 if there is none."""
     place = jnp.arange(len(marks), dtype=jnp.int32)
     return jax.lax.cummax(jnp.where(marks, place, -1))
 
