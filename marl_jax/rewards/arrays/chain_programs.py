@@ -7,9 +7,9 @@
     ```                    on a list      [i+c for i in E] [i-c ..] [i*c ..] [i for i in E if i>c] [.. i<c] [.. i%c==d]
                                           E[:c] E[c:] E[::-1] sorted(E) sum(E) len(E) max(E,default=0) min(E,default=0)
 
-Reading is running: each step takes the innermost value outwards by one operation, on all tests at once. Constants
-have at most nine digits. A program of this form gets the sandbox's verdict. Any other is *beyond* the arrays: it is
-wrong here and counted, as is one whose integers pass 2**30, or that repeats a list.
+A program runs while it is read: each step extends the innermost expression outwards by one operation, on all tests at
+once. Constants have at most nine digits. A program of this form gets the sandbox's verdict. Any other program is
+*beyond* the arrays: it is wrong here and counted, as is a program whose integers pass 2**30, or that repeats a list.
 """
 
 import functools
@@ -31,20 +31,20 @@ from marl_jax.task import Task
 ITEMS = 8  # longest list of a test
 _DIGITS = 9
 _HEADER = "def f(x):\n"
-_ATOM, _PRODUCT, _SUM = 3, 2, 1  # how tightly the outermost operation of an expression binds
+_ATOM, _PRODUCT, _SUM = 3, 2, 1  # precedence of the outermost operation of an expression
 _CODE = {name: i for i, name in enumerate(OPERATIONS)}
 
 
 @flax.struct.dataclass
 class Tests:
-    """Inputs and expected results: leaves [B, K, ...], or [K, ...] of one task."""
+    """Inputs and expected results: leaves [B, K, ...], or [K, ...] for one task."""
 
     given: Value
     expected: Value
 
 
 def pack_tests(tasks: Sequence[Task]) -> Tests:
-    """The hidden tests of tasks as arrays; a task whose tests are of another form is refused."""
+    """The hidden tests of tasks as arrays; tests of another form are refused."""
     counts = {len(task.tests) for task in tasks}
     if len(counts) != 1:
         raise ValueError(f"the tasks have {sorted(counts)} tests: arrays need as many for each")
@@ -82,8 +82,8 @@ def _value(task: Task, value: Any) -> Value:
 def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, jax.Array]:
     """(start, end) of the fenced program, whether there is one, and whether its fences are beyond the arrays.
 
-    In the arrays' reach: no fence at all; one at the very start, and one that ends the text or none, alone on its line
-    or behind code; then no quote or comment may be anywhere.
+    The arrays read responses without a fence, and those with a fence at the very start and at most one more, which ends
+    the text: alone on its line, or behind code, if there is no quote or comment anywhere.
     """
     place = jnp.arange(len(chars), dtype=jnp.int32)
     fence = starts(chars, "```")
@@ -95,7 +95,7 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
     )
     last = jnp.max(jnp.where(fence, place, 0))
     alone = chars.at[last - 1].get(mode="clip") == ord("\n")
-    # The last character before it.
+    # The last character before the last fence.
     code = jnp.max(jnp.where((place < last) & ~among(chars, b" \t"), place, 0))
     behind = (chars[code] != ord("\n")) & ~jnp.any(among(chars, b"#'\"") & (place < length))
     shut = (last > 0) & (last == length - 3) & (alone | behind)
@@ -111,17 +111,17 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
 
 
 @flax.struct.dataclass
-class _Place:
-    """What reading and running have come to."""
+class _Progress:
+    """How far reading and running have come."""
 
     value: Value  # [K]: of the expression read so far
     start: jax.Array  # the expression is start..end
     end: jax.Array
-    binds: jax.Array
+    binds: jax.Array  # precedence of the expression's outermost operation
     line: jax.Array  # where the expression of this line begins
     returns: jax.Array  # whether this line is the last
     done: jax.Array
-    lost: jax.Array  # beyond
+    beyond: jax.Array
 
 
 @flax.struct.dataclass
@@ -129,10 +129,10 @@ class _Source:
     """A program with facts about each place in it."""
 
     chars: jax.Array
-    digits_end: jax.Array  # one past the run of digits that a place is in
+    digits_end: jax.Array  # one past the run of digits that contains each place
     digits_start: jax.Array
-    worth: jax.Array  # UInt32: sums of digits times their powers of ten, up to each place
-    variable: jax.Array  # the next x that is a complete name
+    sums: jax.Array  # UInt32: sums of digits times their powers of ten, up to each place
+    variable: jax.Array  # the next x that is a complete name, from each place
 
     def char(self, at: jax.Array) -> jax.Array:
         return self.chars.at[jnp.maximum(at, 0)].get(mode="fill", fill_value=0)
@@ -146,15 +146,15 @@ class _Source:
 
     def literal(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(whether a number begins here, its value, where it ends)."""
-        there = is_digit(self.char(at))
-        end = jnp.where(there, self.digits_end.at[at].get(mode="clip"), at)
-        return there, (self.worth.at[end].get(mode="clip") - self.worth[at]).astype(jnp.int32), end
+        found = is_digit(self.char(at))
+        end = jnp.where(found, self.digits_end.at[at].get(mode="clip"), at)
+        return found, (self.sums.at[end].get(mode="clip") - self.sums[at]).astype(jnp.int32), end
 
     def literal_before(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(whether a number ends here, its value, where it begins)."""
-        there = is_digit(self.char(at - 1)) & (at > 0)
-        start = jnp.where(there, self.digits_start[jnp.maximum(at - 1, 0)], at)
-        return there, (self.worth.at[at].get(mode="clip") - self.worth[start]).astype(jnp.int32), start
+        found = is_digit(self.char(at - 1)) & (at > 0)
+        start = jnp.where(found, self.digits_start[jnp.maximum(at - 1, 0)], at)
+        return found, (self.sums.at[at].get(mode="clip") - self.sums[start]).astype(jnp.int32), start
 
 
 def grade_program(chars: jax.Array, length: jax.Array, tests: Tests) -> tuple[Verdict, jax.Array, Span]:
@@ -164,7 +164,7 @@ def grade_program(chars: jax.Array, length: jax.Array, tests: Tests) -> tuple[Ve
     chars = jnp.where((place >= start) & (place < end), chars, 0)
     source, odd = _prepared(chars)
     body = start + len(_HEADER)
-    begun = _Place(
+    initial = _Progress(
         jax.tree.map(jnp.asarray, tests.given),
         *(jnp.int32(0),) * 2,
         jnp.int32(_ATOM),
@@ -172,16 +172,16 @@ def grade_program(chars: jax.Array, length: jax.Array, tests: Tests) -> tuple[Ve
         *(jnp.bool_(False),) * 2,
         strange | odd | ~source.has(start, _HEADER),
     )
-    begun = _begin_line(source, begun, body)
+    initial = _begin_line(source, initial, body)
     grow = functools.partial(_grow, source)
-    there = jax.lax.while_loop(lambda state: ~(state.done | state.lost) & readable, grow, begun)
-    beyond = strange | (readable & (there.lost | jnp.any(there.value.strange & ~there.value.failed)))
-    right = readable & there.done & ~beyond & jnp.all(jax.vmap(same)(there.value, tests.expected))
+    final = jax.lax.while_loop(lambda state: ~(state.done | state.beyond) & readable, grow, initial)
+    beyond = strange | (readable & (final.beyond | jnp.any(final.value.strange & ~final.value.failed)))
+    right = readable & final.done & ~beyond & jnp.all(jax.vmap(same)(final.value, tests.expected))
     return Verdict(right, beyond), readable, (start, end)
 
 
 def _prepared(chars: jax.Array) -> tuple[_Source, jax.Array]:
-    """The source, and whether it has a number or power that puts it beyond the arrays."""
+    """The source, and whether a number or power in it puts it beyond the arrays."""
     width = len(chars)
     place = jnp.arange(width, dtype=jnp.int32)
     digit = is_digit(chars)
@@ -192,15 +192,15 @@ def _prepared(chars: jax.Array) -> tuple[_Source, jax.Array]:
         jnp.clip(digits_end - 1 - place, 0, _DIGITS - 1)
     ]
     figure = jnp.where(digit, chars - ord("0"), 0).astype(jnp.uint32)
-    worth = jnp.pad(jnp.cumsum(figure * power, dtype=jnp.uint32), (1, 0))
+    sums = jnp.pad(jnp.cumsum(figure * power, dtype=jnp.uint32), (1, 0))
     named = is_word(chars)
     alone = (chars == ord("x")) & ~following(named, -1) & ~following(named)
     odd = jnp.any(leading_zero | (digit & (size > _DIGITS)) | starts(chars, "**"))
-    return _Source(chars, digits_end, digits_start, worth, next_place(alone)), odd
+    return _Source(chars, digits_end, digits_start, sums, next_place(alone)), odd
 
 
-def _begin_line(source: _Source, state: _Place, line: jax.Array) -> _Place:
-    """The first variable of a line; the value is that of x."""
+def _begin_line(source: _Source, state: _Progress, line: jax.Array) -> _Progress:
+    """Start at the first variable of a line; the value is already that of x."""
     assigns, returns = source.has(line, " x="), source.has(line, " return ")
     expression = line + jnp.where(returns, len(" return "), len(" x="))
     at = source.variable.at[expression].get(mode="fill", fill_value=len(source.chars))
@@ -211,15 +211,15 @@ def _begin_line(source: _Source, state: _Place, line: jax.Array) -> _Place:
         binds=jnp.int32(_ATOM),
         line=expression,
         returns=returns,
-        lost=state.lost | ~(assigns | returns) | (at >= len(source.chars)),
+        beyond=state.beyond | ~(assigns | returns) | (at >= len(source.chars)),
     )
 
 
-def _grow(source: _Source, state: _Place) -> _Place:
-    """One operation further out, or the end of a line."""
+def _grow(source: _Source, state: _Progress) -> _Progress:
+    """Extend the expression by one operation, or end its line."""
     forms = _forms(source, state)
     fits = jnp.stack([form[0] for form in forms])
-    chosen = jnp.argmax(fits)  # the first: it binds most tightly
+    chosen = jnp.argmax(fits)  # the first form that fits: it binds most tightly
     pick = lambda i: jnp.stack([jnp.asarray(form[i], jnp.int32) for form in forms])[chosen]
     operation, c, d, start, end, binds = map(pick, range(1, 7))
     value = jax.vmap(apply, in_axes=(None, None, None, 0))(operation, c, d, state.value)
@@ -230,19 +230,19 @@ def _grow(source: _Source, state: _Place) -> _Place:
     last = (after == 0) | (source.char(state.end + 1) == 0)
     done = ends & state.returns & last
     goes_on = ends & ~state.returns & (after == ord("\n"))
-    lost = ~fits.any() & ~(done | goes_on)
-    turned = _begin_line(source, state, state.end + 1)
+    beyond = ~fits.any() & ~(done | goes_on)
+    next_line = _begin_line(source, state, state.end + 1)
     state = jax.tree.map(
         lambda stay, grow, turn: jnp.where(goes_on, turn, jnp.where(fits.any(), grow, stay)),
         state,
         grown,
-        turned,
+        next_line,
     )
-    return replace(state, done=done, lost=state.lost | lost)
+    return replace(state, done=done, beyond=state.beyond | beyond)
 
 
-def _forms(source: _Source, state: _Place) -> list[tuple]:
-    """(fits, operation, c, d, start, end, binds) of all that may surround the expression, tightest first."""
+def _forms(source: _Source, state: _Progress) -> list[tuple]:
+    """(fits, operation, c, d, start, end, binds) of all forms around the expression, those that bind tightest first."""
     start, end, binds = state.start, state.end, state.binds
     before, after = source.char(start - 1), source.char(end)
     forms: list[tuple] = []
@@ -252,10 +252,10 @@ def _forms(source: _Source, state: _Place) -> list[tuple]:
 
     # Slices.
     atom = binds == _ATOM
-    there, c, stop = source.literal(end + 2)
-    form(atom & source.has(end, "[:") & there & source.has(stop, "]"), "first", c, right=stop + 1 - end)
-    there, c, stop = source.literal(end + 1)
-    form(atom & source.has(end, "[") & there & source.has(stop, ":]"), "drop", c, right=stop + 2 - end)
+    found, c, stop = source.literal(end + 2)
+    form(atom & source.has(end, "[:") & found & source.has(stop, "]"), "first", c, right=stop + 1 - end)
+    found, c, stop = source.literal(end + 1)
+    form(atom & source.has(end, "[") & found & source.has(stop, ":]"), "drop", c, right=stop + 2 - end)
     form(atom & source.has(end, "[::-1]"), "reverse", right=6)
 
     # E*E, and a sign before E.
@@ -272,23 +272,23 @@ def _forms(source: _Source, state: _Place) -> list[tuple]:
     # Operators with a number on the right.
     product = binds >= _PRODUCT
     for sign, name in (("*", "times"), ("%", "modulo"), ("//", "floor")):
-        there, c, stop = source.literal(end + len(sign))
-        form(product & source.has(end, sign) & there, name, c, right=stop - end, tight=_PRODUCT)
-    there, c, stop = source.literal(end + 1)
+        found, c, stop = source.literal(end + len(sign))
+        form(product & source.has(end, sign) & found, name, c, right=stop - end, tight=_PRODUCT)
+    found, c, stop = source.literal(end + 1)
     then = source.char(stop)
     tighter = (then == ord("*")) | (then == ord("%")) | (then == ord("/"))
     for sign, name in (("+", "add"), ("-", "subtract")):
-        form(source.has(end, sign) & there & ~tighter, name, c, right=stop - end, tight=_SUM)
+        form(source.has(end, sign) & found & ~tighter, name, c, right=stop - end, tight=_SUM)
 
     # Calls and parentheses.
     closes = (before == ord("(")) & (after == ord(")"))
     for call, name in (("abs(", "absolute"), ("sorted(", "sort"), ("sum(", "sum"), ("len(", "count")):
         form(closes & _calls(source, start, call), name, left=len(call), right=1)
     comma = after == ord(",")
-    there, c, stop = source.literal(end + 1)
+    found, c, stop = source.literal(end + 1)
     for call, number, reduced in (("max(", "least", "largest"), ("min(", "most", "smallest")):
         here = comma & _calls(source, start, call)
-        form(here & there & source.has(stop, ")"), number, c, left=4, right=stop + 1 - end)
+        form(here & found & source.has(stop, ")"), number, c, left=4, right=stop + 1 - end)
         form(here & source.has(end, ",default=0)"), reduced, left=4, right=len(",default=0)"))
     form(closes & ~_is_value(behind), "none", left=1, right=1)
 
@@ -296,31 +296,31 @@ def _forms(source: _Source, state: _Place) -> list[tuple]:
     loop = " for i in "
     looped = source.ends(start, loop)
     edge = start - len(loop)
-    there, c, first = source.literal_before(edge)
-    shut = looped & (after == ord("]")) & there
+    found, c, first = source.literal_before(edge)
+    shut = looped & (after == ord("]")) & found
     for sign, name in (("+", "add each"), ("-", "subtract each"), ("*", "times each")):
         opening = f"[i{sign}"
         form(shut & _opens(source, first, opening), name, c, left=start - first + len(opening), right=1)
     plain = looped & _opens(source, edge, "[i")
     left = len("[i" + loop)
-    there, c, stop = source.literal(end + len(" if i>"))
+    found, c, stop = source.literal(end + len(" if i>"))
     for sign, name in ((">", "above"), ("<", "below")):
-        fits = plain & source.has(end, f" if i{sign}") & there & source.has(stop, "]")
+        fits = plain & source.has(end, f" if i{sign}") & found & source.has(stop, "]")
         form(fits, name, c, left=left, right=stop + 1 - end)
     equal, d, last = source.literal(stop + 2)
-    fits = plain & source.has(end, " if i%") & there & source.has(stop, "==") & equal & source.has(last, "]")
+    fits = plain & source.has(end, " if i%") & found & source.has(stop, "==") & equal & source.has(last, "]")
     form(fits, "remainder", c, d, left=left, right=last + 1 - end)
     return forms
 
 
 def _calls(source: _Source, at: jax.Array, call: str) -> jax.Array:
-    """Whether the call, and no longer name, stands just before a place."""
+    """Whether the call, and not a longer name, is just before a place."""
     before = source.char(at - len(call) - 1)
     return source.ends(at, call) & ~_is_value(before) & (before != ord("."))
 
 
 def _opens(source: _Source, at: jax.Array, text: str) -> jax.Array:
-    """Whether the text stands just before a place and begins a list, and no subscript."""
+    """Whether the text is just before a place and begins a list, not a subscript."""
     return source.ends(at, text) & ~_is_value(source.char(at - len(text) - 1))
 
 

@@ -1,7 +1,7 @@
 """Values of a program of the chain language: a number or a short list at each test, and the operations on it.
 
-`apply` runs one operation on one value. A value that Python would not give is marked: `failed` where Python raises,
-`strange` where it would leave the arrays (an integer beyond 2**30, a list repeated).
+`apply` runs one operation on one value. A value is `failed` if Python would raise, and `strange` if it does not fit in
+the arrays (an integer beyond 2**30, a list repeated).
 """
 
 import flax.struct
@@ -20,10 +20,10 @@ OPERATIONS = (
 
 @flax.struct.dataclass
 class Value:
-    """Of one test."""
+    """The value at one test."""
 
     is_list: jax.Array  # Bool
-    number: jax.Array  # Int32, of a number
+    number: jax.Array  # Int32, if it is a number
     items: jax.Array  # Int32[L], zeros after the last
     size: jax.Array  # Int32
     failed: jax.Array  # Bool
@@ -31,7 +31,7 @@ class Value:
 
 
 def same(a: Value, b: Value) -> jax.Array:
-    """Whether two values are equal as Python has it, neither failed nor strange."""
+    """Whether two values are equal in Python, and neither is failed or strange."""
     sound = ~(a.failed | a.strange | b.failed | b.strange)
     lists = (a.size == b.size) & jnp.all(a.items == b.items)
     return sound & (a.is_list == b.is_list) & jnp.where(a.is_list, lists, a.number == b.number)
@@ -100,18 +100,18 @@ def apply(operation: jax.Array, c: jax.Array, d: jax.Array, value: Value) -> Val
             "reverse": items[jnp.clip(size - 1 - place, 0, len(items) - 1)],
         },
     )
-    into = jnp.where(kept, jnp.cumsum(kept) - 1, len(items))
-    landed = (into[None] == place[:, None]) & kept[None]  # [to, from]
-    changed = jnp.sum(jnp.where(landed, changed[None], 0), axis=1)
+    target = jnp.where(kept, jnp.cumsum(kept) - 1, len(items))
+    moved = (target[None] == place[:, None]) & kept[None]  # [to, from]
+    changed = jnp.sum(jnp.where(moved, changed[None], 0), axis=1)
     large |= jnp.any(jnp.abs(changed) > LARGEST) | (~value.is_list & (jnp.abs(number) > LARGEST))
-    going = ~(value.failed | value.strange)
+    sound = ~(value.failed | value.strange)
     return Value(
         is_list=value.is_list & ~reduces,
         number=number,
         items=changed,
         size=jnp.sum(kept),
-        failed=value.failed | (going & failed),
-        strange=value.strange | (going & ~failed & (repeated | large)),
+        failed=value.failed | (sound & failed),
+        strange=value.strange | (sound & ~failed & (repeated | large)),
     )
 
 
