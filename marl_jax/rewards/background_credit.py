@@ -81,7 +81,7 @@ class BackgroundCredit:
     def _send(self, episodes: Sequence[Episode]) -> None:
         if self._config.batch == "task":
             episodes = sorted(episodes, key=lambda episode: episode.sample)
-        batch = self._workers.submit(self._worth_of, episodes)
+        batch = self._workers.submit(self._rewarded, episodes)
         self._sent |= {_id_of(episode): batch for episode in episodes}
 
     def _wait(self, batch: _Batch) -> Table:
@@ -96,7 +96,7 @@ class BackgroundCredit:
         if self._error is not None:
             raise self._error
 
-    def _worth_of(self, episodes: Sequence[Episode]) -> Table:
+    def _rewarded(self, episodes: Sequence[Episode]) -> Table:
         self._raise_error()
         try:
             return with_rewards(grade(Table.of(episodes), self._grader), self._credit, self._config.leaves)

@@ -161,7 +161,7 @@ class StdinTest:
     stdout: str  # expected output
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
-        """None when the program passes, else why not."""
+        """None if the program passes, else why it fails."""
         (zygote,) = seat.zygotes(1)
         job = {"mode": "stdin", "source": source, "stdin": self.stdin}
         room = limits.stdout_bytes + _ROOM * len(self.stdout)
@@ -182,7 +182,7 @@ class CallTest:
     expected: str  # the value that it must return, packed as JSON
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
-        """None when the program passes, else why not."""
+        """None if the program passes, else why it fails."""
         failure, answer = self.answer(source, limits, seat)
         if answer is None:
             return failure
@@ -210,7 +210,7 @@ class CheckTest:
     named: bool = True
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
-        """None when the test code runs to its end, else why not."""
+        """None if the test code runs to its end, else why it does not."""
         program_zygote, check_zygote = seat.zygotes(2)
         limits = dataclasses.replace(limits, result_bytes=limits.file_bytes)
         check = {

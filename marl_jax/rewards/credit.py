@@ -49,9 +49,9 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
         ) from error
     if not isinstance(components, Mapping):
         raise OwnError(f"the credit gave a {type(components).__name__}: return a dictionary of components")
-    if odd := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
+    if misshapen := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
         raise OwnError(
-            f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
+            f"component {misshapen[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
         )
     xp = namespace(table)
     components = {name: xp.asarray(part, float) for name, part in components.items()}
@@ -71,7 +71,7 @@ def namespace(table: Table) -> Any:
 
 def outcome(table: Table) -> Components:
     """The reward of every call is the grade of the workflow's answer."""
-    return {"outcome": _of_sound(table, _outcome(table))}
+    return {"outcome": _if_sound(table, _outcome(table))}
 
 
 def voting_rubric(table: Table) -> Components:
@@ -92,14 +92,14 @@ def voting_rubric(table: Table) -> Components:
     right = table.grade >= RIGHT
 
     def of_voters(part: Any) -> Any:
-        return _of_sound(table, xp.where(voter, part, xp.nan))
+        return _if_sound(table, xp.where(voter, part, xp.nan))
 
     pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(has_rule, xp.nan, xp.inf))
     return {
         "own": of_voters(0.5 * right),
         "final": of_voters(0.5 * (_outcome(table) >= RIGHT)),
         "wrong": of_voters(-1.0 * (table.readable & ~right)),
-        "pick": _of_sound(table, pick),
+        "pick": _if_sound(table, pick),
     }
 
 
@@ -107,7 +107,7 @@ def own_correctness(table: Table) -> Components:
     """The reward of every call is the grade of its work, see `own_work`; no component where that is unknown."""
     value, known = own_work(table)
     xp = namespace(table)
-    return {"own": _of_sound(table, xp.where(known, value, xp.nan))}
+    return {"own": _if_sound(table, xp.where(known, value, xp.nan))}
 
 
 def team_and_local(alpha: float) -> Credit:
@@ -116,7 +116,7 @@ def team_and_local(alpha: float) -> Credit:
     def credit(table: Table) -> Components:
         value, known = own_work(table)
         local = namespace(table).where(known, value, 0.0)
-        return {"team": _of_sound(table, alpha * _outcome(table)), "local": _of_sound(table, local)}
+        return {"team": _if_sound(table, alpha * _outcome(table)), "local": _if_sound(table, local)}
 
     return credit
 
@@ -132,7 +132,7 @@ def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = 
         xp = namespace(table)
         # JAX divides integers in float32, numpy in float64.
         over = xp.clip((xp.asarray(table.length, float) - free) / (limit - free), 0.0, 1.0)
-        return {"length": _of_roles(table, -weight * over, roles)}
+        return {"length": _if_role(table, -weight * over, roles)}
 
     return credit
 
@@ -143,7 +143,7 @@ def format_penalty(weight: float, roles: Sequence[str] = ()) -> Credit:
         raise ValueError(f"format penalty: weight={weight} must be at least 0")
 
     def credit(table: Table) -> Components:
-        return {"format": _of_roles(table, namespace(table).where(table.readable, 0.0, -weight), roles)}
+        return {"format": _if_role(table, namespace(table).where(table.readable, 0.0, -weight), roles)}
 
     return credit
 
@@ -189,8 +189,8 @@ def own_work(table: Table) -> tuple[Any, Any]:
     earlier = xp.tri(table.reads.shape[1], k=-1, dtype=bool)
     repeated = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)
     plan_readers = (table.reads >= 0) & ~repeated & (table.kind == SOLVER)[:, None]
-    plan_grade = _added(xp, len(table), rows, xp.where(plan_readers, table.grade[:, None], 0.0))
-    plan_grade = plan_grade / xp.maximum(_added(xp, len(table), rows, 1.0 * plan_readers), 1)
+    plan_grade = _row_sums(xp, len(table), rows, xp.where(plan_readers, table.grade[:, None], 0.0))
+    plan_grade = plan_grade / xp.maximum(_row_sums(xp, len(table), rows, 1.0 * plan_readers), 1)
 
     kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
     always = xp.ones_like(picked)
@@ -249,7 +249,7 @@ class CreditConfig:
     format_penalty: float = 0.0  # subtracted from the reward of a call whose answer cannot be read
     length_penalty: float = 0.0  # subtracted in full at `length_limit` tokens, in part above `length_free`
     length_free: int = 0  # tokens that cost nothing
-    length_limit: int = 0  # tokens that cost the whole penalty
+    length_limit: int = 0  # tokens that cost the full penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
     batch: Literal["task", "step"] = "task"  # which episodes one call of the credit sees
     leaves: str = "mean"  # value of a call before a fork: mean, max or min of its paths, or "module:function"
@@ -346,21 +346,21 @@ def _outcome(table: Table) -> Any:
     return table.outcome
 
 
-def _added(xp: Any, count: int, rows: Any, values: Any) -> Any:
+def _row_sums(xp: Any, count: int, rows: Any, values: Any) -> Any:
     """Float[count]: the sum of the values of each row."""
     flat, added = rows.reshape(-1), xp.broadcast_to(values, rows.shape).reshape(-1)
     return jnp.zeros(count).at[flat].add(added) if xp is jnp else np.bincount(flat, added, count)
 
 
-def _of_sound(table: Table, values: Any) -> Any:
+def _if_sound(table: Table, values: Any) -> Any:
     xp = namespace(table)
     return xp.where(table.sound, values, xp.nan)
 
 
-def _of_roles(table: Table, values: Any, roles: Sequence[str]) -> Any:
+def _if_role(table: Table, values: Any, roles: Sequence[str]) -> Any:
     xp = namespace(table)
     chosen = xp.array([not roles or role in roles for role in table.roles] or [True])[table.role]
-    return _of_sound(table, xp.where(chosen, values, xp.nan))
+    return _if_sound(table, xp.where(chosen, values, xp.nan))
 
 
 def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:

@@ -63,11 +63,11 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
     """
     table.need_episodes()
     by = by or Grader()
-    wanted = {_pair(task, answer): (task, answer) for task, answer in _answers(table)}
+    pairs = {_pair(task, answer): (task, answer) for task, answer in _answers(table)}
     if isinstance(by, Grader):
-        for pair in wanted.values():
+        for pair in pairs.values():
             by.begin(*pair)
-    grades = {key: finite(by(*pair), f"the grade of task {key[0]!r}") for key, pair in wanted.items()}
+    grades = {key: finite(by(*pair), f"the grade of task {key[0]!r}") for key, pair in pairs.items()}
 
     def grade_of(task: Task, answer: str | None, sound: bool) -> float:
         return grades[_pair(task, answer)] if sound and answer is not None else 0.0

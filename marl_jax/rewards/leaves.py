@@ -47,6 +47,6 @@ def function_of(how: str) -> Callable[[Sequence[float]], Any]:
 def _combined(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:
     if len(values) == 1 or all(map(math.isnan, values)):
         return values[0]
-    worth = [0.0 if math.isnan(value) else value for value in values]
-    result = called(function, f"leaves '{how}'", worth)
-    return finite(result, f"what {how!r} makes of the {len(worth)} leaves of a call")
+    filled = [0.0 if math.isnan(value) else value for value in values]
+    result = called(function, f"leaves '{how}'", filled)
+    return finite(result, f"what {how!r} makes of the {len(filled)} leaves of a call")

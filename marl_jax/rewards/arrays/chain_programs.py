@@ -39,7 +39,7 @@ _CODE = {name: i for i, name in enumerate(OPERATIONS)}
 class Tests:
     """Inputs and expected results: leaves [B, K, ...], or [K, ...] for one task."""
 
-    given: Value
+    inputs: Value
     expected: Value
 
 
@@ -49,9 +49,9 @@ def pack_tests(tasks: Sequence[Task]) -> Tests:
     if len(counts) != 1:
         raise ValueError(f"the tasks have {sorted(counts)} tests: arrays need as many for each")
     rows = [[_values(task, test) for test in task.tests] for task in tasks]
-    given, expected = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    inputs, expected = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
     stack = lambda values: jax.tree.map(lambda *leaves: np.stack(leaves), *values)
-    return Tests(*(stack([stack(row) for row in side]) for side in (given, expected)))
+    return Tests(*(stack([stack(row) for row in side]) for side in (inputs, expected)))
 
 
 def _values(task: Task, test: Any) -> tuple[Value, Value]:
@@ -165,7 +165,7 @@ def grade_program(chars: jax.Array, length: jax.Array, tests: Tests) -> tuple[Ve
     source, odd = _prepared(chars)
     body = start + len(_HEADER)
     initial = _Progress(
-        jax.tree.map(jnp.asarray, tests.given),
+        jax.tree.map(jnp.asarray, tests.inputs),
         *(jnp.int32(0),) * 2,
         jnp.int32(_ATOM),
         jnp.int32(0),

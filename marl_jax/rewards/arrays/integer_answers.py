@@ -365,7 +365,7 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
 
 
 def _part(state: _State) -> tuple[Fraction, jax.Array]:
-    """The value of the part that ends here, and whether it has none."""
+    """The value of the part that ends here, and whether it has no value."""
     value = fractions.add(state.term.sum, state.term.product)
     return value, state.invalid | state.expects | (state.next != _NOTHING)
 

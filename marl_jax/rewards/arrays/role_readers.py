@@ -13,7 +13,7 @@ from marl_jax.rewards.arrays.boxed_spans import answer_span, is_digit, is_letter
 from marl_jax.rewards.arrays.texts import Text, among, following, next_place, part, place_before, starts
 from marl_jax.table import VERDICTS
 
-_AROUND = 20  # characters that may stand before and after a boxed number
+_AROUND = 20  # most characters before and after a boxed number
 _KEYWORD = "strategy"
 
 

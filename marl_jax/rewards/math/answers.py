@@ -1,6 +1,6 @@
 r"""Parsing of a math answer's text to its value: numbers, lists, sets, tuples, intervals, matrices, text.
 
-`read` takes the structure of a cleaned answer (see `spelling`) apart, down to scalars, each with its unit. A node
+`read` parses a cleaned answer (see `spelling`) into its structure, down to scalars, each with its unit. A node
 is a plain tuple, so two answers that read the same have equal nodes:
 
     ("scalar", tree, unfinished, unit, percent)   ("text", folded)   ("list" | "set" | "union", items)
@@ -33,7 +33,7 @@ def readings(text: str) -> Iterator[Node]:
     if max(depths, default=0) > MAX_DEPTH:
         yield _text(text)
         return
-    joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
+    joined = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
     if _THOUSANDS.fullmatch(text) or any(",0" in number for number in _THOUSANDS.findall(text)):
         text = joined
     elif joined != text and not any(map(text.count, "([{")):
@@ -44,8 +44,8 @@ def readings(text: str) -> Iterator[Node]:
         yield read("".join(sorted(re.findall(_CHOICE, text))))
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
-    if (found := _LEFT_OUT.fullmatch(text)) is not None:
-        yield read(rf"(-\infty,\infty) \setminus \{{{found['points']}\}}")
+    if (match := _LEFT_OUT.fullmatch(text)) is not None:
+        yield read(rf"(-\infty,\infty) \setminus \{{{match['points']}\}}")
     node = read(text)
     yield node
     if _LETTER.search(text):
@@ -71,7 +71,7 @@ def read(text: str) -> Node:
         if len(values) == 1 and is_label(name):  # a label, not an operand: D = \mathbb{R} \setminus \{1\}
             return ("equation", (name, *values))
         if len(parts := _split(text, _SET_OPERATOR)) > 1:
-            sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
+            sign, *others = {match.group() for match in _SET_OPERATOR.finditer(text)}
             return _text(text) if others else _set_algebra(sign, tuple(map(read, parts))) or _text(text)
     if len(parts := _split(text, _SEPARATOR)) > 1:
         if not all(parts):
@@ -82,8 +82,8 @@ def read(text: str) -> Node:
         node = _bracket(text)
         signed = _signed(text) if node[:3] == ("bracket", "(", ")") or node[0] == "text" else ()  # (0, \pm 1)
         return ("list", signed) if signed else node
-    if (found := _POINT.fullmatch(text)) is not None and _is_point(_bracket(found["place"])):
-        return ("equation", (found["name"], found["place"]))
+    if (match := _POINT.fullmatch(text)) is not None and _is_point(_bracket(match["place"])):
+        return ("equation", (match["name"], match["place"]))
     if text.startswith("\\begin"):
         return _matrix(text)
     if _RELATION.search(text):
@@ -152,7 +152,7 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
     """The parts between the separators that are outside of all brackets."""
     if not separator.search(text):
         return [text]
-    cuts = [at for found in separator.finditer(_blanked(text)) for at in found.span()]
+    cuts = [at for match in separator.finditer(_blanked(text)) for at in match.span()]
     ends = [0, *cuts, len(text)]
     return [text[start:end].strip() for start, end in zip(ends[::2], ends[1::2])]
 
@@ -234,15 +234,15 @@ def _signed(text: str) -> tuple[Node, ...]:
 
 def _bracket(text: str) -> Node:
     depth = 0
-    for found in _BRACKET.finditer(text):
-        depth += _step(found.group())
+    for match in _BRACKET.finditer(text):
+        depth += _step(match.group())
         if depth == 0:
             break
     left = "\\{" if text[0] == "\\" else text[0]
-    if depth or found.end() != len(text):  # (1 + 2) x
+    if depth or match.end() != len(text):  # (1 + 2) x
         return _relation(text) if _RELATION.search(text) else _scalar(text)
-    right = found.group()
-    inner = text[len(left) : found.start()].strip()
+    right = match.group()
+    inner = text[len(left) : match.start()].strip()
     parts = _split(inner, _SEPARATOR) if inner else []
     if left == "\\{":
         return _set_builder(inner) or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
@@ -260,17 +260,17 @@ def _is_point(node: Node) -> bool:
 
 def _set_builder(inner: str) -> Node | None:
     """The real numbers of a set that is given by conditions, x | x > 3, or equations, x | x = 1 or x = 3."""
-    found = _CONDITION.fullmatch(inner)
-    if found is None:
+    match = _CONDITION.fullmatch(inner)
+    if match is None:
         return None
-    node, name = read(found["condition"]), unbraced(found["name"])
+    node, name = read(match["condition"]), unbraced(match["name"])
     items = node[1] if node[0] == "list" else (node,)
     if all(item[0] == "equation" and len(item[1]) == 2 and unbraced(item[1][0]) == name for item in items):
         points = tuple(point for item in items for point in _items(item[1][1]))
         constant = all(point[0] == "scalar" and not variables(point[1]) for point in points)
-        return ("set", points) if constant and (len(items) == 1 or "or" in found["condition"]) else None
+        return ("set", points) if constant and (len(items) == 1 or "or" in match["condition"]) else None
     if node[0] == "list":
-        node = _intersection(found["condition"], items) or node
+        node = _intersection(match["condition"], items) or node
     return node if _variable_of(node) == name else None
 
 
@@ -279,15 +279,15 @@ def _is_condition(node: Node) -> bool:
 
 
 def _matrix(text: str) -> Node:
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"\\begin\{(?P<kind>[pbB]?matrix|smallmatrix|array|cases)\}(?:\{[lcr| ]*\})?(?P<body>.*)\\end\{(?P=kind)\}",
         text,
         re.DOTALL,
     )
-    if found is None or "\\begin" in found["body"]:
+    if match is None or "\\begin" in match["body"]:
         return _text(text)
-    rows = [row for row in found["body"].split("\\\\") if row.strip()]
-    if found["kind"] == "cases":
+    rows = [row for row in match["body"].split("\\\\") if row.strip()]
+    if match["kind"] == "cases":
         return _cases([_EDGES.sub("", row) for row in rows])
     return ("matrix", tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
 

@@ -24,7 +24,7 @@ def extract_boxed(text: str) -> str | None:
     `\boxed 5` (no braces) reads up to the next white space.
     """
     names = collections.deque(_NAME.finditer(text), MAX_BOXES)
-    commands = (_COMMAND.match(text, found.start()) for found in reversed(names))
+    commands = (_COMMAND.match(text, match.start()) for match in reversed(names))
     boxes = [box for command in commands if command and (box := _read(text, command.end()))]
     if not boxes:
         return None

@@ -44,7 +44,7 @@ from marl_jax.rewards.math.expressions import (
     is_rational,
     multiply,
     number,
-    placed,
+    plug_in,
     power,
     rename,
     variables,
@@ -151,10 +151,10 @@ def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
 
 def _exact(text: str) -> str:
     r"""The exact side of 2\sqrt3 \approx 3.46, with its unit; x \approx 3.46 has no exact side and stays as it is."""
-    found = _ROUNDED.fullmatch(text)
-    if found is None or is_asked(clean(found["exact"])):
+    match = _ROUNDED.fullmatch(text)
+    if match is None or is_asked(clean(match["exact"])):
         return text
-    return found["exact"] + ("" if found["exact"].endswith(found["unit"]) else " " + found["unit"])
+    return match["exact"] + ("" if match["exact"].endswith(match["unit"]) else " " + match["unit"])
 
 
 @lru_cache(1 << 14)
@@ -322,7 +322,7 @@ class _Comparison:
             return False
         if self.same_tree(tree_a, tree_g):
             return True
-        scaled = lambda tree, here, by: multiply([by, tree]) if here else tree
+        scaled = lambda tree, applies, factor: multiply([factor, tree]) if applies else tree
         if {unit_a, unit_g} == {"degree", ""}:  # \pi/3 for 60^\circ
             turn = multiply([number(Fraction(1, 180)), ("c", "pi")])
             return self.same_tree(scaled(tree_a, unit_a, turn), scaled(tree_g, unit_g, turn))
@@ -359,7 +359,7 @@ class _Comparison:
             ratios = [x / y for x, y in values]
             if not all(ratios) or (positive and (abs(ratios[0].imag) > 1e-9 or ratios[0].real < 0)):
                 return False
-            return self.same_tree(multiply([a, placed(g, 0)]), multiply([g, placed(a, 0)]))
+            return self.same_tree(multiply([a, plug_in(g, 0)]), multiply([g, plug_in(a, 0)]))
         except (TooBig, NoValue, Unreadable, OverflowError, ZeroDivisionError):
             return False
 

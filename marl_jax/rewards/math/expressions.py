@@ -54,13 +54,13 @@ def evaluate(tree: Tree, point: int) -> Value:
         raise NoValue from error
 
 
-def placed(tree: Tree, point: int) -> Tree:
+def plug_in(tree: Tree, point: int) -> Tree:
     """The tree with every variable replaced by its point-th value, which is a constant."""
     if tree[0] in "nc":
         return tree
     if tree[0] == "v":
         return number(_value_at(tree[1], point))
-    parts = [placed(part, point) if isinstance(part, tuple) else part for part in tree[1:]]
+    parts = [plug_in(part, point) if isinstance(part, tuple) else part for part in tree[1:]]
     match tree[0]:
         case "+":
             return add(parts)

@@ -22,37 +22,37 @@ def clean(text: str) -> str:
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
         text = text.replace("$", "¤" if is_price else "")
         # A bare m may be a variable.
-        text = _LETTER_UNIT.sub(lambda found: f" {UNIT_LETTERS[found['letter']]}", text)
+        text = _LETTER_UNIT.sub(lambda match: f" {UNIT_LETTERS[match['letter']]}", text)
         text = _BOLD_SET.sub(r"\1\\mathbb{\2}", text)
         for _ in range(4):  # \textbf{\text{A}}
             unwrapped = _WRAPPER.sub(r" \1 ", text)
             if unwrapped == text:
                 break
             text = unwrapped
-        text = _LOGIC.sub(lambda found: r" \cap " if found["both"] else r" \cup ", text)
+        text = _LOGIC.sub(lambda match: r" \cap " if match["both"] else r" \cup ", text)
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
         text = _LAST_ROW.sub("", text)
         text = _EXTREME.sub(r"_{\1}", text)
-        text = _PRIMES.sub(lambda found: "'" * found.group().count("prime"), text)
+        text = _PRIMES.sub(lambda match: "'" * match.group().count("prime"), text)
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
-    text = _AM_PM.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
-    text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
+    text = _AM_PM.sub(lambda match: f" {match.group().strip()[0].lower()}m", text)
+    text = _PLAIN_WORD.sub(lambda match: _PLAIN[match.group().lower()], text)
     text = _TIMES_TEN.sub(r" \\times ", text)
-    text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
-    text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
-    text = _MODULO.sub(lambda found: f" mod {found.group(found.lastindex or 0)}", text)
-    text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
+    text = _COMMA_IN_NUMBER.sub(lambda match: "" if match["thousands"] else ".", text)
+    text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), " ".join(text.split()))
+    text = _MODULO.sub(lambda match: f" mod {match.group(match.lastindex or 0)}", text)
+    text = _COMPARISON.sub(lambda match: _COMPARISONS[match.group()], text)
     text = _ELLIPSIS.sub(r"\1, \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
     text = _RATIO.sub(r"\1:\2", text)
-    if (found := _FOR_ALL.fullmatch(text)) is not None:
-        text = found["function"]
-    if (found := _FAMILY.fullmatch(text)) is not None:
-        text = _family(**found.groupdict())
-    if (found := _WORDED.fullmatch(text)) is not None:  # 5 squared, 3 halves
-        return _WORD_FORMS[found["word"]].format(found["count"])
+    if (match := _FOR_ALL.fullmatch(text)) is not None:
+        text = match["function"]
+    if (match := _FAMILY.fullmatch(text)) is not None:
+        text = _family(**match.groupdict())
+    if (match := _WORDED.fullmatch(text)) is not None:  # 5 squared, 3 halves
+        return _WORD_FORMS[match["word"]].format(match["count"])
     return _NUMERALS.get(text.lower(), text)
 
 
@@ -61,10 +61,10 @@ def choice(text: str) -> tuple[str, str]:
 
     Both are "" if it names no option, or two; `(B)^2` and `(B) + 1` are values.
     """
-    found = _OPTION.fullmatch(text)
-    if found is None or _SECOND_OPTION.search(found["text"] or ""):
+    match = _OPTION.fullmatch(text)
+    if match is None or _SECOND_OPTION.search(match["text"] or ""):
         return "", ""
-    return (found["named"] or found["marked"] or found["lone"]).upper(), found["text"] or ""
+    return (match["named"] or match["marked"] or match["lone"]).upper(), match["text"] or ""
 
 
 def squeeze(text: str) -> str:
@@ -79,24 +79,24 @@ def _visible(text: str) -> str:
 
 def _typeset(text: str) -> str:
     """The text with raised and lowered characters, fractions and roots in LaTeX. NFKC would make 10⁵ 105."""
-    text = _SLASHED.sub(lambda found: rf"\frac{{{_flat(found[1])}}}{{{_flat(found[2])}}}", text)
-    text = _RAISED.sub(lambda found: f"^{{{_flat(found.group())}}}", text)
-    text = _LOWERED.sub(lambda found: f"_{{{_flat(found.group())}}}", text)
-    text = _VULGAR.sub(lambda found: "\\frac{{{}}}{{{}}}".format(*_flat(found.group()).split("⁄")), text)
-    return _ROOT.sub(lambda found: f"\\sqrt{_ROOTS[found['root']]}{{{found['radicand']}}}", text)
+    text = _SLASHED.sub(lambda match: rf"\frac{{{_flat(match[1])}}}{{{_flat(match[2])}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{_flat(match.group())}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{_flat(match.group())}}}", text)
+    text = _VULGAR.sub(lambda match: "\\frac{{{}}}{{{}}}".format(*_flat(match.group()).split("⁄")), text)
+    return _ROOT.sub(lambda match: f"\\sqrt{_ROOTS[match['root']]}{{{match['radicand']}}}", text)
 
 
 def _flat(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("−", "-")
 
 
-def _rename(found: re.Match) -> str:
-    if found["operator"]:
-        name = "\\" + found["operator"]
+def _rename(match: re.Match) -> str:
+    if match["operator"]:
+        name = "\\" + match["operator"]
         return _COMMANDS.get(name, name) + " "
-    if found["reals"]:
-        return "(0,\\infty)" if found["positive"] else "(-\\infty,\\infty)"
-    return " " if found["styling"] else _COMMANDS.get(found.group(), found.group())
+    if match["reals"]:
+        return "(0,\\infty)" if match["positive"] else "(-\\infty,\\infty)"
+    return " " if match["styling"] else _COMMANDS.get(match.group(), match.group())
 
 
 def _family(body: str, name: str, numbers: str, positive: str | None) -> str:
@@ -109,10 +109,10 @@ def _family(body: str, name: str, numbers: str, positive: str | None) -> str:
     return rf"{body}, {name} \in {'N^+' if positive else numbers}"
 
 
-def _repeating(found: re.Match) -> str:
+def _repeating(match: re.Match) -> str:
     r"""0.\dot12\dot3 and 0.\bar{123} as 0.\overline{123}."""
-    digits = re.sub(r"\D", "", found[2])
-    return rf"{found[1]}\overline{{{digits}}}"
+    digits = re.sub(r"\D", "", match[2])
+    return rf"{match[1]}\overline{{{digits}}}"
 
 
 # Each line: the spelling, then its variants.

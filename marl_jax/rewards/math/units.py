@@ -11,34 +11,34 @@ import re
 def measure(text: str) -> tuple[str, str, int]:
     """The text before the unit, the unit's name ("" for none), and the factor of a number word."""
     body, unit, scale = text.strip(), "", 1
-    if (found := _CURRENCY.match(body)) is not None:
-        body = found["sign"] + _RATE.sub(" per ", body[found.end() :].strip())
-        unit = _CURRENCIES[found["symbol"] or found["code"]]
-    elif (found := _CURRENCY_AFTER.search(body)) is not None:
-        return body[: found.start()], _CURRENCIES[found["symbol"]], 1
-    elif (found := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
-        return body[: found.start()].rstrip(), "degree" + found["scale"].upper(), 1
-    elif (found := _OHMS.search(body)) is not None:
-        return body[: found.start()].rstrip(), found["scale"] + "ohm", 1
-    elif (found := _CHINESE.search(body)) is not None:
-        return body[: found.start()], _CHINESE_UNITS[found["unit"]].replace("-", " "), 1
-    if not unit and (found := _COMPOUND.search(body)) is not None:
-        quantity, name = body[: found.start()].rstrip(), _compound(found.group())
+    if (match := _CURRENCY.match(body)) is not None:
+        body = match["sign"] + _RATE.sub(" per ", body[match.end() :].strip())
+        unit = _CURRENCIES[match["symbol"] or match["code"]]
+    elif (match := _CURRENCY_AFTER.search(body)) is not None:
+        return body[: match.start()], _CURRENCIES[match["symbol"]], 1
+    elif (match := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
+        return body[: match.start()].rstrip(), "degree" + match["scale"].upper(), 1
+    elif (match := _OHMS.search(body)) is not None:
+        return body[: match.start()].rstrip(), match["scale"] + "ohm", 1
+    elif (match := _CHINESE.search(body)) is not None:
+        return body[: match.start()], _CHINESE_UNITS[match["unit"]].replace("-", " "), 1
+    if not unit and (match := _COMPOUND.search(body)) is not None:
+        quantity, name = body[: match.start()].rstrip(), _compound(match.group())
         if name and _QUANTITY.search(quantity) and not _WORD.search(quantity):
             return quantity, name, 1
-    found = _UNIT.search(body)
-    counted = _ADJECTIVE.sub("", found["word"]) if found else ""
-    if found is None or not _is_measured(body[: found.start()], counted):
+    match = _UNIT.search(body)
+    counted = _ADJECTIVE.sub("", match["word"]) if match else ""
+    if match is None or not _is_measured(body[: match.start()], counted):
         return body, unit, 1
     words = counted.split()
     if words[0].lower() in _MULTIPLIERS:
         scale, words = _MULTIPLIERS[words[0].lower()], words[1:]
-    name = _name(" ".join(words), int(found["exponent"] or 1))
+    name = _name(" ".join(words), int(match["exponent"] or 1))
     if unit and name.startswith("per "):  # $5 per hour
         unit, name = f"{unit} {name}", ""
     if unit and name not in ("", unit):  # $5 euros
         return text, "", 1
-    return body[: found.start()].rstrip(), unit or name, scale
+    return body[: match.start()].rstrip(), unit or name, scale
 
 
 def agree(unit: str, other: str) -> bool:

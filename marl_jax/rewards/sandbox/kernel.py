@@ -1,6 +1,6 @@
 """Isolation by Linux namespaces, in two steps: once for a zygote, and once more for each process it forks.
 
-The zygote's root holds the standard library (read-only, without installed packages), five harmless devices and
+The zygote's root contains the standard library (read-only, without installed packages), five harmless devices and
 `/box`, a small file system in memory that is new for each process; no /proc, no /sys, nothing of the host.
 """
 
@@ -68,12 +68,12 @@ def isolate_zygote() -> None:
 def renew(box_bytes: int) -> str:
     """Prepare a fork: the next child gets a new process namespace and an empty box. Returns the path of the box."""
     with _step("pidfd_open"):
-        own = os.pidfd_open(os.getpid())
+        pidfd = os.pidfd_open(os.getpid())
     try:
-        _check(_libc.setns(own, _NEWPID), "setns")
+        _check(_libc.setns(pidfd, _NEWPID), "setns")
         _check(_libc.unshare(_NEWPID), "unshare a process namespace")
     finally:
-        os.close(own)
+        os.close(pidfd)
     options = f"size={box_bytes},nr_inodes=4096,mode=0755"
     _mount("tmpfs", BOX, "tmpfs", _NOSUID | _NODEV | _NOEXEC, options)
     return BOX

@@ -57,7 +57,7 @@ class Seat:
                 zygote.control.shutdown(socket.SHUT_RDWR)
 
 
-Step = Callable[[Seat], str | None]  # None when the test passed, else why not
+Step = Callable[[Seat], str | None]  # returns None if the test passed, else why it failed
 
 
 @dataclasses.dataclass

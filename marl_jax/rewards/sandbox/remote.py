@@ -222,11 +222,11 @@ class Link:
 
     def _raised(self, names, text, args, attributes):
         """The program's exception: of its first builtin class, and of a stand-in for each class before that one."""
-        found = (getattr(builtins, str(name), None) for name in names)
-        known = (
-            (at, it) for at, it in enumerate(found) if isinstance(it, type) and issubclass(it, Exception)
+        candidates = (getattr(builtins, str(name), None) for name in names)
+        builtin = (
+            (at, it) for at, it in enumerate(candidates) if isinstance(it, type) and issubclass(it, Exception)
         )
-        count, kind = next(known, (0, StopIteration))
+        count, kind = next(builtin, (0, StopIteration))
         if issubclass(kind, _ENDS_LOOPS):
             return RuntimeError(f"{names[0]}: {text}".removesuffix(": "))
         if own := [self.exception(str(name)) for name in names[:count]]:
@@ -327,14 +327,14 @@ class Remote:
         """Equal if they are one object, or if type and state are equal and the program's `==` agrees."""
         if type(other) is not Remote:
             return NotImplemented
-        mine, theirs = self._remote_, other._remote_
-        if mine.key == theirs.key:
+        ours, theirs = self._remote_, other._remote_
+        if ours.key == theirs.key:
             return True
-        pair, link = (mine.key, theirs.key), mine.link
+        pair, link = (ours.key, theirs.key), ours.link
         if pair in link.equal:
             return True
         outermost = not link.equal
-        if mine.kinds[0] != theirs.kinds[0] or (outermost and link.ask("__eq__", self, other) is not True):
+        if ours.kinds[0] != theirs.kinds[0] or (outermost and link.ask("__eq__", self, other) is not True):
             return False
         link.equal.add(pair)
         same = False

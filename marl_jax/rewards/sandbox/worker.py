@@ -178,7 +178,7 @@ class Process:
         """Wait for the end and return the result. `ZygoteLost` if the program never began to run."""
         status, in_time = self._wait()
         for fd in list(self._streams):
-            # The process is gone, so all its output is in the pipe by now.
+            # The process has ended, so all its output is in the pipe by now.
             os.set_blocking(fd, False)
             while fd in self._streams and self._read(fd):
                 pass

@@ -73,8 +73,8 @@ def main() -> None:
             try:
                 job = _arrange(fds, box)
                 try:
-                    # Threads are counted by user, so there is no limit where the user is the caller's. Linux before
-                    # 5.14 counts those of the caller in a user namespace, too.
+                    # The kernel counts threads by user, so there is no limit if the user is the caller's. Linux
+                    # before 5.14 also counts the caller's threads in a user namespace.
                     threads = 128 if isolated and _kernel_version() >= (5, 14) else None
                     kernel.limit(own_bytes + memory_bytes, int(wall_s) + 2, file_bytes, threads)
                     if isolated:
@@ -166,11 +166,11 @@ def _siblings(*names: str) -> list[ModuleType]:
     """The modules next to this file, removed from `sys.modules` so that programs cannot import them."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
-    found = [importlib.import_module(name) for name in names]
+    modules = [importlib.import_module(name) for name in names]
     sys.path.remove(here)
     for name in (*names, "plain", "remote"):
         sys.modules.pop(name, None)
-    return found
+    return modules
 
 
 def _preload() -> None:
