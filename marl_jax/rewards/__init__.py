@@ -1,6 +1,6 @@
 """Graders, the sandbox, and credit assignment.
 
-Names load when first used: the workers of the graders do without JAX, and --help without graders.
+Names are loaded when they are first used, so that graders' workers do not load JAX, and --help no graders.
 """
 
 from typing import TYPE_CHECKING

@@ -21,7 +21,7 @@ from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
 from marl_jax.rewards.sandbox.verdicts import Verdict, done
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
-TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
+TIME_LIMIT_S = 6.0  # per test, as in LiveCodeBench
 MEMORY_LIMIT_MB = 1024.0
 PARSED = 256  # problems whose parsed tests are cached
 _PASSED = b'["ok",null]'  # message of test code that ran to its end
@@ -175,7 +175,7 @@ class StdinTest:
 
 @dataclasses.dataclass(frozen=True)
 class CallTest:
-    """Call one function: the value it returns must be equal."""
+    """Call one function: the value that it returns must equal the expected one."""
 
     call: str  # name of the function
     args: str  # packed, as JSON
@@ -205,7 +205,7 @@ class CheckTest:
 
     check: str  # test code that may use the program's functions
     functions: tuple[str, ...]  # names of these functions
-    setup: str = ""  # code in front of the check
+    setup: str = ""  # code that runs before the check
     # Whether the test lists its functions; listed functions replace definitions of their names in the setup.
     named: bool = True
 

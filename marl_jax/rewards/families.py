@@ -22,7 +22,7 @@ TRIES = 3  # runs of a program whose sandbox fails
 
 @dataclasses.dataclass(frozen=True)
 class Grading:
-    """The two functions of a family."""
+    """The functions of a family, and the form of its responses."""
 
     parse: Callable[[str], str | None]  # response -> answer
     start: Callable[[Task, str], Callable[[], float]]  # task, answer -> a function that waits for its reward

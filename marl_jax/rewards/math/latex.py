@@ -74,7 +74,7 @@ _NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, *_ACCENTS, "pi", "frac", "b
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
 _PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
-_ENDS = re.compile(r"(?:[A-Za-z]+|\\[A-Za-z]+)(?:_?\d)?")  # of a vector, a segment, a mean: a, AB, e_1
+_ACCENTED = re.compile(r"(?:[A-Za-z]+|\\[A-Za-z]+)(?:_?\d)?")  # a vector, a segment, a mean: a, AB, e_1
 _SUBSCRIPT = re.compile(r"[^\W_]+(?:[+-][^\W_]+)*")  # 0, n+1
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:\\overline\{\d+\}|[eE][+-]?\d{1,4}(?!\d))?)"
@@ -284,7 +284,7 @@ class _Parser:
         if name in _ONE_ARGUMENT:
             return self.function(name)
         if name in _ACCENTS:
-            return self.applied(rf"\{_ACCENTS[name]}{{{self.verbatim(_ENDS)}}}{self.subscript()}", False)
+            return self.applied(rf"\{_ACCENTS[name]}{{{self.verbatim(_ACCENTED)}}}{self.subscript()}", False)
         if name in _MANY_ARGUMENTS:
             tree = self.folded(("f", name, *self.list_of_arguments()))
             if tree[0] != "n" and name in ("gcd", "lcm"):

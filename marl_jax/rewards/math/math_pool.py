@@ -155,7 +155,7 @@ class _Pool:
                 self._wait_for(worker, functools.partial(worker.reply, LATE_LIMIT_S))
                 left_s = 0.0
                 break
-            except BaseException:  # an interrupted conversation cannot be taken up again
+            except BaseException:  # an interrupted exchange cannot be resumed
                 self._drop(worker)
                 raise
             else:
@@ -167,9 +167,7 @@ class _Pool:
         """A ready worker, or None if none was free in time; and the seconds of the limit that were spent."""
         waited_s = 0.0
         with self.changed:
-            for worker in [
-                idle for idle in self.idle if idle.process.poll() is not None
-            ]:  # killed from outside
+            for worker in [it for it in self.idle if it.process.poll() is not None]:  # killed from outside
                 self.idle.remove(worker)
                 self._drop(worker)
             if not self.idle and len(self.all) < self.size:

@@ -46,7 +46,7 @@ def equal(answer: list, gold: list) -> bool:
     from math_verify import verify
 
     a, b = _build(answer), _build(gold)
-    if not a.free_symbols and not b.free_symbols:  # simplification may fail to prove that it is zero
+    if not a.free_symbols and not b.free_symbols:  # simplification may fail to prove constants equal
         digits = DIGITS + 2 * max(_longest(answer), _longest(gold))
         difference, size = (a - b).evalf(digits), abs(a.evalf())
         if difference.is_number and abs(difference) < sympy.Integer(10) ** (10 - digits) * max(1, size):

@@ -2,12 +2,12 @@
 
     test code ── Remote ── Link ──(plain data, and numbers for objects)── Table ── the program's objects
 
-The program answers every operation on a `Remote`, and it may lie. It must not gain more by that than by returning wrong
-plain data, which cannot change between two reads. So a comparison with plain data never asks the program, and only the
-check's own objects support all operations: those it makes by calling a name written like a class's, `Stack()`, and the
-results of operators on them. Any other object may stand where plain data was expected. It has only attributes that
-plain data does not have, it can be called, awaited and passed back, and its items can be read once. Exceptions of the
-program are raised again, with their plain attributes, as instances of classes of the same names.
+The program answers every operation on a `Remote`, and it may lie. A lie must gain no more than wrong plain data would,
+which cannot change between two reads. So a comparison with plain data never asks the program, and only the check's own
+objects support all operations: those that it makes by calling a name written like a class's, `Stack()`, and the results
+of operators on them. Any other object may have been returned in place of plain data. It has only attributes that plain
+data does not have, it can be called, awaited and passed back, and its items can be read once. Exceptions of the program
+are raised again, with their plain attributes, as instances of classes of the same names.
 """
 
 import ast
@@ -103,7 +103,7 @@ def _leave(manager, error=None):
 
 
 def _await(coroutine):
-    import asyncio  # takes a while
+    import asyncio  # slow to import
 
     async def awaited():
         return await coroutine
@@ -315,7 +315,7 @@ class Remote:
         return self if type(value) is Remote and value._remote_.key == facts.key else value
 
     def __exit__(self, kind, error, trace):
-        """Tell the program's object. Unlike in Python, it cannot hide an error of the test code or replace it."""
+        """Exit the program's object. Unlike in Python, it cannot hide an error of the test code or replace it."""
         link = self._remote_.link
         if kind is None:
             link.ask("__exit__", self)
@@ -420,7 +420,7 @@ def _arithmetic(operation, swapped):
         if type(other) is Remote:
             return facts.link.make(operation, *operands)
         value = facts.link.ask(operation, *operands)
-        if type(value) is not Remote:  # `abs(F(3) - 1.5) < 1e-6` would hold whatever F is
+        if type(value) is not Remote:  # `abs(F(3) - 1.5) < 1e-6` would be true whatever F is
             raise TypeError(f"{facts.kinds[0]} and plain data make plain data")
         return value
 
