@@ -29,9 +29,8 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
     """
     function = function_of(how)
     order = np.argsort(rows, kind="stable")
-    of_row = np.split(np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count)))[
-        :-1
-    ]
+    ends = np.cumsum(np.bincount(rows, minlength=count))
+    of_row = np.split(np.asarray(values, np.float64)[order], ends)[:-1]
     return np.array([_combined(function, each.tolist(), how) for each in of_row], np.float64)
 
 
