@@ -31,7 +31,7 @@ _EVALUATED = re.compile(r"(.+-)?(train|val|test)-\d{6}(-.+)?\.parquet")
 
 
 def collected_path(folder: Path, step: int) -> Path:
-    """Where the calls of a step are kept."""
+    """The file of the calls of a step."""
     return folder / "collected" / f"step-{step:06d}.parquet"
 
 
@@ -48,7 +48,7 @@ class Collected:
 
     @classmethod
     def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
-        """A file of episodes, or all in a folder except evaluations, which are no training data."""
+        """One file of episodes, or all files of a folder except evaluations, which are no training data."""
         path = Path(os.path.expanduser(path))
         files = [path] if path.is_file() else []
         if path.is_dir():
@@ -61,7 +61,7 @@ class Collected:
         return cls(files, rewarded=rewarded)
 
     def first(self) -> Table:
-        """The calls of its first file; refused where they cannot be learned from."""
+        """The calls of the first file; a file that cannot be learned from is refused."""
         return self._read(self.files[0])
 
     def _read(self, path: Path) -> Table:
@@ -78,7 +78,7 @@ class Collected:
 
     @functools.cached_property
     def _units(self) -> list[tuple[Table, list[int]]]:
-        """(table of a file, its episodes of one task)."""
+        """Pairs of (table of a file, numbers of its episodes of one task)."""
         units = []
         for path in self.files:
             table = self._read(path)
@@ -93,7 +93,7 @@ class Collected:
         return units
 
     def draw(self, before: int, count: int, seed: int) -> Table:
-        """The next `count` units, or all where there are fewer, after so many draws."""
+        """The next `count` units after `before` earlier draws, or all units if there are fewer."""
         size = len(self._units)
         count = min(count, size)
         epoch, index = divmod(before * count, size)
@@ -102,14 +102,14 @@ class Collected:
         return Table.concat([table.of_episodes(numbers) for table, numbers in drawn])
 
 
-def own_voices(table: Table, config: RunConfig, parts: Parts) -> Table:
+def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
     """The calls with the policies that this run's map gives them.
 
-    Roles that it lacks are refused, and tokens that spell something else here than what was said.
+    Roles that the map lacks are refused, and tokens that this run's tokenizers decode to another text.
     """
-    if strangers := [role for role in table.present() if role not in config.roles]:
+    if unknown := [role for role in table.present() if role not in config.roles]:
         raise FolderError(
-            f"the calls are of a role '{strangers[0]}', and the workflow '{config.workflow.name}' has "
+            f"the calls are of a role '{unknown[0]}', and the workflow '{config.workflow.name}' has "
             f"{', '.join(config.roles)}: take calls of this workflow, or set the phase's flatten to one of these"
         )
     slots = zip(table.role.tolist(), table.slot.tolist())
@@ -119,9 +119,9 @@ def own_voices(table: Table, config: RunConfig, parts: Parts) -> Table:
         raise FolderError(f"the calls of a phase: {error}") from None
     decoders = parts.decoders
     for row, (name, text) in enumerate(zip(names, table.text)):
-        if (here := decoders[name](table.tokens[row].tolist())) != text:
+        if (decoded := decoders[name](table.tokens[row].tolist())) != text:
             raise FolderError(
-                f"a call says {text!r:.60}, and its tokens say {here!r:.60} to policy '{name}': take calls of a run "
+                f"a call says {text!r:.60}, and its tokens say {decoded!r:.60} to policy '{name}': take calls of a run "
                 "with its tokenizer, or set the phase's flatten, which learns texts"
             )
     policies = tuple(dict.fromkeys(names))
@@ -129,41 +129,41 @@ def own_voices(table: Table, config: RunConfig, parts: Parts) -> Table:
 
 
 def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table:
-    """One row per episode: `role` has all of it, every call in tags of its role, results of tools between them.
+    """One row of `role` per episode: every call in tags of its own role, with results of tools between them.
 
     The prompt is the one that this run's workflow opens with. Results of tools are read and not learned; the row's
-    reward is the episode's outcome. Of an episode that forks, every path is a row; a path without calls is left out.
+    reward is the episode's outcome. Every path of an episode that forks is a row; a path without calls is left out.
     """
     policy = policy_of(config.policies.map, role, 0)
     chat = Chat(parts.of_policies(parts.tokenizers)[policy])
     table, _ = table.paths()
-    calling, first = np.unique(table.episode, return_index=True)
-    if left := len(table.bare_episodes) - len(calling):
-        logging.warning("%d of %d episodes have no call and are left out", left, len(table.bare_episodes))
-    table = table.of_episodes(calling.tolist())
-    rows, every = [_sequence(one, chat) for one in table.episodes()], table.bare_episodes
-    outcome = [bare.outcome or 0.0 for bare in every]
-    made = Table.make(
+    with_calls, first = np.unique(table.episode, return_index=True)
+    if dropped := len(table.bare_episodes) - len(with_calls):
+        logging.warning("%d of %d episodes have no call and are left out", dropped, len(table.bare_episodes))
+    table = table.of_episodes(with_calls.tolist())
+    rows, episodes = [_sequence(episode, chat) for episode in table.episodes()], table.bare_episodes
+    outcome = [bare.outcome or 0.0 for bare in episodes]
+    flat = Table.make(
         role=[role] * len(rows),
         policy=[policy] * len(rows),
-        prompt=[_opening(bare, config, parts, chat) for bare in every],
+        prompt=[_opening(bare, config, parts, chat) for bare in episodes],
         tokens=[tokens for tokens, _ in rows],
         logprobs=[[np.nan] * len(tokens) for tokens, _ in rows],
         spoken=[spoken for _, spoken in rows],
         episode=range(len(rows)),
-        task=[bare.task.id for bare in every],
+        task=[bare.task.id for bare in episodes],
         path=table.path[first],
-        sound=[bare.error is None for bare in every],
+        sound=[bare.error is None for bare in episodes],
         kind=[SOLVER] * len(rows),
         **dict.fromkeys(("grade", "outcome", "reward"), outcome),
     )
-    text, answer = [chat.decode(tokens) for tokens, _ in rows], [bare.answer for bare in every]
+    text, answer = [chat.decode(tokens) for tokens, _ in rows], [bare.answer for bare in episodes]
     labels = (None,) * len(rows)
-    return made.replace(text=tuple(text), answer=tuple(answer), labels=labels, bare_episodes=every)
+    return flat.replace(text=tuple(text), answer=tuple(answer), labels=labels, bare_episodes=episodes)
 
 
 def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
-    """(tokens, whether each is learned): <role>text</role> call by call, then the answer in its form, and the end."""
+    """(tokens, whether each is learned): <role>text</role> for each call, then the answer in its form, and the end."""
     tokens: list[int] = []
     spoken: list[bool] = []
 
@@ -188,12 +188,12 @@ def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tupl
     whose = lambda role, slot: chat  # for any role that opens the workflow
     running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, whose, limits)
     try:
-        asked = [item for item in running.advance() if isinstance(item, Ask)]
+        calls = [item for item in running.advance() if isinstance(item, Ask)]
     finally:
         running.close()
-    if not asked:
+    if not calls:
         why = running.error or "flatten needs the prompt of one"
         raise FolderError(
             f"the workflow '{config.workflow.name}' opens without a call on task '{bare.task.id}': {why}"
         )
-    return tuple(asked[0].prompt)
+    return tuple(calls[0].prompt)

@@ -2,9 +2,9 @@
 
     an update or a log-probability that is not finite ──► one line, diverged.json, its own checkpoint set aside
 
-All of a step follows from the seed, so the same configuration would diverge again: it is refused at once until it
-changes. Gradients that are not finite are another matter: they are left out (`learner.max_skips`), so the policies stay
-good, are saved, and the same command goes on with other problems.
+Everything in a step follows from the seed, so the same configuration would diverge again: it is refused at once until
+it changes. Gradients that are not finite are another matter: they are left out (`learner.max_skips`), so the policies
+stay good and are saved, and the same command goes on with other problems.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str,
 
 @contextlib.contextmanager
 def finite(run: Run, state: State) -> Iterator[None]:
-    """A context in which the policies of this state answer: numbers that are not finite become a `Diverged`."""
+    """A context that uses the policies of this state; numbers that are not finite raise `Diverged`."""
     try:
         yield
     except NotFinite as error:
@@ -55,11 +55,11 @@ def finite(run: Run, state: State) -> Iterator[None]:
 
 def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
     """The error of step `step`; the checkpoint of step `bad` is not finite, and is set aside."""
-    return Diverged(hosts.from_first(lambda: _left(folder, config, step, what, bad)))
+    return Diverged(hosts.from_first(lambda: _recorded(folder, config, step, what, bad)))
 
 
-def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
-    """The text of the error, which is left in the folder."""
+def _recorded(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
+    """The text of the error, which is also written to the folder; the bad checkpoint is set aside."""
     checkpoints = folder / "checkpoints"
     if bad is not None and (checkpoints / str(bad)).exists():
         aside = checkpoints / f"{bad}.diverged"
@@ -77,12 +77,12 @@ def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None
 
 def ways_out(config: RunConfig) -> str:
     """Settings to change, with their present values."""
-    chosen = config.learner.optimiser
+    optimiser = config.learner.optimiser
     own = "".join(f", that of '{policy}' {rate:g}" for policy, rate in config.learner.learning_rates.items())
-    also = f"{own} by --config.learner.learning_rates" if own else ""
+    others = f"{own} by --config.learner.learning_rates" if own else ""
     return (
-        f"lower --config.learner.optimiser.schedule.learning_rate ({chosen.schedule.learning_rate:g}{also}) or "
-        f"--config.learner.optimiser.grad_clip ({chosen.grad_clip}), and start again with --accept_changes"
+        f"lower --config.learner.optimiser.schedule.learning_rate ({optimiser.schedule.learning_rate:g}{others}) or "
+        f"--config.learner.optimiser.grad_clip ({optimiser.grad_clip}), and start again with --accept_changes"
     )
 
 

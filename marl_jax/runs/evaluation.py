@@ -27,10 +27,10 @@ def outcomes(table: Table, samples: int) -> np.ndarray:
 
     For episodes that fork, Float[problems, samples]: the share of their paths whose answer is right.
     """
-    every = table.bare_episodes
-    if samples < 1 or not every or len(every) % samples:
-        raise ValueError(f"{len(every)} episodes are not {samples} of each of some problems")
-    problems = [every[start : start + samples] for start in range(0, len(every), samples)]
+    all_episodes = table.bare_episodes
+    if samples < 1 or not all_episodes or len(all_episodes) % samples:
+        raise ValueError(f"{len(all_episodes)} episodes are not {samples} of each of some problems")
+    problems = [all_episodes[start : start + samples] for start in range(0, len(all_episodes), samples)]
     for episodes in problems:
         if len(ids := {bare.task.id for bare in episodes}) > 1:
             raise ValueError(f"episodes of {', '.join(sorted(ids))} are mixed: they must come task by task")
@@ -40,7 +40,7 @@ def outcomes(table: Table, samples: int) -> np.ndarray:
 
 
 def _right(bare: Episode) -> list[bool]:
-    """Of each path."""
+    """Whether the answer of each path is right."""
     return [end.outcome >= RIGHT for end in bare.leaves or (bare,)]
 
 
@@ -53,13 +53,13 @@ def summary(
     """
     table = table if metric is None else with_metric(table, metric)
     right = outcomes(table, samples)
-    worth = right if metric is None else values(table, samples)
-    binary = samples == 1 and not table.forked and np.isin(worth, (0, 1)).all()
-    interval = wilson(int(worth.sum()), worth.size) if binary else bootstrap(worth)
-    per_problem = worth.mean(axis=1)
+    scores = right if metric is None else values(table, samples)
+    binary = samples == 1 and not table.forked and np.isin(scores, (0, 1)).all()
+    interval = wilson(int(scores.sum()), scores.size) if binary else bootstrap(scores)
+    per_problem = scores.mean(axis=1)
     sizes = sorted({samples, *(1 << power for power in range(samples.bit_length()))})
     return {
-        "accuracy": float(worth.mean()),  # one sum of all, so that as many right answers are the same number
+        "accuracy": float(scores.mean()),  # one sum over all: equal counts give equal numbers
         "ci_low": interval.low,
         "ci_high": interval.high,
         "problems": len(right),
@@ -76,21 +76,21 @@ def summary(
 
 
 def values(table: Table, samples: int) -> np.ndarray:
-    """Float[problems, samples]: what a metric has made of each episode."""
+    """Float[problems, samples]: the value of a metric for each episode."""
     return np.array([bare.outcome for bare in table.bare_episodes]).reshape(-1, samples)
 
 
 def any_right(table: Table) -> np.ndarray:
     """Bool[episodes]: whether the workflow, or any of its solvers, gave a right answer to the episode's task."""
-    there = np.array([any(_right(bare)) for bare in table.bare_episodes])
+    solved = np.array([any(_right(bare)) for bare in table.bare_episodes])
     for row in np.flatnonzero((table.kind == SOLVER) & (table.grade >= RIGHT)).tolist():
         owner = table.episode[row]
-        there[owner] |= table.task_of(row).id == table.bare_episodes[owner].task.id
-    return there
+        solved[owner] |= table.task_of(row).id == table.bare_episodes[owner].task.id
+    return solved
 
 
 def by_role(table: Table) -> dict[str, dict[str, Any]]:
-    """{role: statistics of its calls}; a share without calls is None."""
+    """{role: statistics of its calls}; a share of no calls is None."""
     worth, known = own_work(table)
     sound = table.take(table.sound)
     return {
@@ -101,14 +101,14 @@ def by_role(table: Table) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- one role
 
 
-def _role(table: Table, mine: np.ndarray, worth: np.ndarray, known: np.ndarray) -> dict[str, Any]:
-    kind = KINDS[table.kind[np.argmax(mine)]]
-    chosen = choices(table, mine)
+def _role(table: Table, rows: np.ndarray, worth: np.ndarray, known: np.ndarray) -> dict[str, Any]:
+    kind = KINDS[table.kind[np.argmax(rows)]]
+    chosen = choices(table, rows)
     return {
         "kind": kind,
-        "calls": int(mine.sum()),
-        "unreadable": 1 - int(table.readable[mine].sum()) / int(mine.sum()),
-        **(_verdicts(table, mine & known, worth) if kind == "judge" else _own(kind, worth[mine & known])),
+        "calls": int(rows.sum()),
+        "unreadable": 1 - int(table.readable[rows].sum()) / int(rows.sum()),
+        **(_verdicts(table, rows & known, worth) if kind == "judge" else _own(kind, worth[rows & known])),
         **({"choice": chosen} if chosen else {}),
     }
 
@@ -122,16 +122,16 @@ def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
 
 
 def _verdicts(table: Table, calls: np.ndarray, worth: np.ndarray) -> dict[str, Any]:
-    """A positive is a "Correct"; a verdict that cannot be read is none, and wrong."""
+    """A positive is a "Correct"; an unreadable verdict is no positive, and counts as wrong."""
     agreed, accepted = worth[calls] >= RIGHT, table.choice[calls] == VERDICTS["Correct"]
-    was = last_read(table)[0][calls]
-    both = int((accepted & was).sum())
+    was_right = last_read(table)[0][calls]
+    both = int((accepted & was_right).sum())
     return {
         "accuracy": share(agreed),
-        "precision": share(was[accepted]),
-        "recall": both / int(was.sum()) if was.any() else None,
-        "verdicts": len(was),
+        "precision": share(was_right[accepted]),
+        "recall": both / int(was_right.sum()) if was_right.any() else None,
+        "verdicts": len(was_right),
         "said_correct": int(accepted.sum()),
-        "was_correct": int(was.sum()),
+        "was_correct": int(was_right.sum()),
         "both_correct": both,
     }

@@ -2,8 +2,8 @@
 
     problems ──Player──► table of calls ──BackgroundCredit──► rewards ──► advantages ──Learner──► new policies
 
-With dynamic sampling (`rollout.draws`), problems without contrast are drawn again, under new sample numbers. What is
-learned from holds the last draw of each, so every problem keeps its number of episodes, and batches their shapes.
+With dynamic sampling (`rollout.draws`), problems without contrast are drawn again, under new sample numbers. Only the
+last draw of each problem is learned from, so problems keep their number of episodes, and batches their shapes.
 Seeds that train side by side take their steps one after another, on the same engines.
 """
 
@@ -35,16 +35,16 @@ from marl_jax.tasks.buffer import mixed
 
 
 class Hosted:
-    """The engines of a run, which play its evaluations on either road, and steps that are made on them."""
+    """The engines of a run: they play the steps of the hosted road, and the evaluations of either road."""
 
     def __init__(
         self, service: Engines, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
     ):
-        """The service answers with these trees at first; those of frozen policies stay."""
+        """The service answers with `trees` at first; the trees of frozen policies never change."""
         self.service, self.player, self._frozen, self._served = service, player, dict(frozen), trees
 
     def serve(self, state: State) -> Player:
-        """The player, whose engines answer by the policies of this state."""
+        """The player, with the policies of this state in its engines."""
         if self._served is not state.trees:
             self.service.update(self._frozen | state.trees, state.updates)
             self._served = state.trees
@@ -56,20 +56,20 @@ class Hosted:
 
     def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Made:
         config, parts = run.config, run.parts
-        given, counts = run.phases.given(at, state.step), None
-        if given is None:
+        calls, counts = run.phases.collected_calls(at, state.step), None
+        if calls is None:
             with finite(run, state):
-                given, counts = self._played(run, state, at, clock)
+                calls, counts = self._play_and_grade(run, state, at, clock)
         run.live.phase("learning")
         learner = run.phases.learner(at.phase)
         with clock("learn", lambda: learner.watch.seconds):
-            table, groups = with_advantages(given, config.advantages, parts.workflow.groups)
+            table, groups = with_advantages(calls, config.advantages, parts.workflow.groups)
             table = table.replace(trains=run.phases.trains(at.phase, table))
             check: Callable[[], None] | None = run.stop.check
-            if hosts.count() > 1:  # none may leave the others in a program of all
+            if hosts.count() > 1:  # no process may leave the others in a program that all run
                 run.stop.check_together()
                 check = None
-            rows, failure = table.take(run.phases.described(table)), ""
+            rows, failure = table.take(run.phases.reported(table)), ""
             references = run.phases.references(at.phase, state)
             try:
                 with hosts.untold():
@@ -82,13 +82,13 @@ class Hosted:
                         references=references,
                         check=check,
                     )
-            except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
+            except NonFiniteGradients as error:  # left out: the policies are good, and can be saved
                 (trees, learned, report), failure = error.outcome, str(error)
         draws = dataclasses.asdict(counts) if counts else {}
         counted = {f"draws/{name}": value for name, value in draws.items()}
         return Made(table, groups, counted, report, trees, learned, failure)
 
-    def _played(
+    def _play_and_grade(
         self, run: Run, state: State, at: Place, clock: Clock
     ) -> tuple[Table, "ResampleCounts | None"]:
         """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling."""
@@ -141,17 +141,17 @@ class Hosted:
 
 
 def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
-    """The same; waiting for other processes counts as time of gathering."""
+    """`of_all`, with the time that it waits for other processes counted as gathering."""
 
-    def waited(done: Progress) -> Progress:
+    def waited(progress: Progress) -> Progress:
         with clock("gather"):
-            return of_all(done)
+            return of_all(progress)
 
     return waited
 
 
 def tasks_of_step(run: Run, state: State) -> list[Task]:
-    """The problems of the next step; the stream of the run moves on."""
+    """The problems of the next step, taken from the stream of the run."""
     return mixed(next(run.problems), state.buffer, run.config.data.buffer, run.config.seed, state.step + 1)
 
 
@@ -163,13 +163,13 @@ Reward = Callable[[Table], Table]  # adds the column reward
 
 @dataclasses.dataclass(frozen=True)
 class ResampleCounts:
-    """What dynamic sampling did."""
+    """Counts of the dynamic sampling of one step."""
 
     problems: int
-    flat: int  # problems that taught nothing in the first draw
-    rescued: int  # of those, the ones that did in a later one
+    flat: int  # problems without contrast in the first draw
+    rescued: int  # problems without contrast in the first draw, but with some in a later one
     draws: int  # rounds of sampling, the first included
-    episodes: int  # sampled over all rounds; those of the result are fewer
+    episodes: int  # episodes sampled over all rounds, with those that the result drops
     first_reward: float  # mean over all calls of the first draw: the kept draws are a biased sample
 
 
@@ -183,7 +183,7 @@ def resample(
     presets: Presets | None = None,
     learns: Callable[[Table], np.ndarray] = lambda table: np.ones(len(table), bool),
 ) -> tuple[Table, ResampleCounts]:
-    """Sample every task, and up to `draws - 1` times more those without contrast; 1 is plain sampling.
+    """Sample every task, then tasks without contrast up to `draws - 1` times more; `draws=1` is plain sampling.
 
     `advantages` and `presets` define the groups, as in `with_advantages`; `learns` says which calls are learned from. A
     task that stays flat to the end keeps its last draw. The table has the episodes to learn from, task by task.
@@ -191,7 +191,7 @@ def resample(
     if draws < 1:
         raise ValueError(f"draws is {draws}; a problem is sampled at least once")
     tables: list[Table] = []
-    kept: dict[str, list[int]] = {}  # by task: the episodes of the draw that counts, among those of all draws
+    kept: dict[str, list[int]] = {}  # by task: the episodes of its last draw, numbered over all draws
     flat, first_flat, first_reward = list(tasks), 0, 0.0
     drawn, first = 0, 0
     while flat and len(tables) < draws:
@@ -200,8 +200,8 @@ def resample(
         kept |= {task.id: [] for task in flat}
         for number, bare in enumerate(table.bare_episodes, drawn):
             kept[bare.task.id].append(number)
-        teaching = _teaching(table, advantages, presets, learns(table))
-        flat = [task for task in flat if task.id not in teaching]
+        with_contrast = _with_contrast(table, advantages, presets, learns(table))
+        flat = [task for task in flat if task.id not in with_contrast]
         if not tables:
             first_flat, first_reward = len(flat), float(np.mean(table.reward)) if len(table) else 0.0
         tables.append(table)
@@ -213,7 +213,7 @@ def resample(
     return Table.concat(tables).of_episodes([number for task in tasks for number in kept[task.id]]), counts
 
 
-def _teaching(
+def _with_contrast(
     table: Table, advantages: AdvantageConfig, presets: Presets | None, learned: np.ndarray
 ) -> set[str]:
     """The ids of tasks with an advantage that is not 0 among the calls that are learned."""

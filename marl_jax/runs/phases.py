@@ -1,9 +1,9 @@
 """Phases of a run, as the loop uses them: the roles that train in a step, the learner, and the source of calls.
 
-    state ──enter──► weights, optimiser states and reference as the phase begins with them        (its first step alone)
-    place ──learner, references, trains, given──► what its steps are made with
+    state ──enter──► weights, optimiser states and reference with which the phase begins         (before its first step)
+    place ──learner, references, trains, collected_calls──► what each of its steps needs
 
-Nothing here is state: the weights at the start of a phase are in `State`, and so in every checkpoint.
+Nothing here is saved: the weights at the start of a phase are in `State`, and so in every checkpoint.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.checkpoints import misfit, restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors, sync_file
 from marl_jax.run_folder.folder import FolderError, digest_model, read, read_config
-from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
+from marl_jax.runs.collected import Collected, collected_path, flattened, with_own_policies
 from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.state import State
 from marl_jax.table import Table
@@ -48,7 +48,7 @@ class Phases:
         self._calls: dict[tuple[int, int], Collected] = {}
 
     def at(self, step: int) -> Place:
-        """The phase of the step after this one."""
+        """The phase of the step after `step`."""
         return place(self._list, step)
 
     def learner(self, phase: Phase) -> Learner:
@@ -62,37 +62,37 @@ class Phases:
         return learner
 
     def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
-        """The entry of the state before a phase began; checkpoints have the same trees at every step."""
+        """`State.reference` before a phase begins: set if a phase needs it, as all checkpoints have the same trees."""
         _, to_others = references(self._config.learner, self._config.phases)
         return {name: _copied(tree) for name, tree in trees.items()} if to_others else None
 
     def init(self, trees: Mapping[str, Tree]) -> dict[str, LearnerState]:
-        """Fresh states of the learner, which have one form in all phases."""
+        """Fresh states of the learner; they have the same form in all phases."""
         return self.learner(self._list[0]).init(trees)
 
     def check(self, trees: Mapping[str, Tree]) -> None:
-        """Refuse weights of other runs that are not of the shapes of these policies, and calls that are not theirs."""
+        """Refuse weights of other runs whose shapes are not those of the policies, and calls that do not fit them."""
         for number, phase in enumerate(self._config.phases):
             if phase.source.partition(":")[0] not in ("play", "collected") and not phase.flatten:
-                own_voices(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)
+                with_own_policies(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)
             moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
-            for name, asked, policies in (
+            for name, source, policies in (
                 ("start", phase.start, moving),
                 ("reference", phase.reference, trees),
             ):
-                if "@" not in asked:
+                if "@" not in source:
                     continue
-                directory, step = checkpoint_of(asked)
+                directory, step = checkpoint_of(source)
                 specs = {policy: self._parts.specs[policy] for policy in policies}
-                held = {"policies": _held(directory, step, policies, trees)}
-                if other := misfit(directory / str(step), held) or other_base(directory.parent, specs):
+                target = {"policies": _target(directory, step, policies, trees)}
+                if other := misfit(directory / str(step), target) or other_base(directory.parent, specs):
                     raise FolderError(
-                        f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(policies)}: {other}; "
+                        f"phases[{number}].{name} '{source}' does not fit the policies {', '.join(policies)}: {other}; "
                         "take a run with the same policies, or name those in the phase's policies"
                     )
 
     def enter(self, at: Place, state: State) -> State:
-        """The state as the phase begins with it; as it is, where the phase has begun."""
+        """The state with which the phase begins; unchanged if it has begun already."""
         if state.phase == at.number:
             return state
         phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
@@ -100,14 +100,14 @@ class Phases:
         if phase.start != "last":
             source = self._weights(phase.start, moving, trees)
             trees |= {name: _copied(source[name]) for name in moving}
-        if phase.copies:  # all at once, so that two may change places
-            there = self._parts.frozen_trees() | trees
-            trees |= {to: _copied(there[of], jnp.float32) for to, of in phase.copies.items()}
+        if phase.copies:  # all at once, so that two policies may be swapped
+            current = self._parts.frozen_trees() | trees
+            trees |= {to: _copied(current[of], jnp.float32) for to, of in phase.copies.items()}
         if phase.optimiser == "fresh" or phase.start != "last":
             fresh = self.init({name: trees[name] for name in moving})
             for name in moving:
-                kept = {count: getattr(states[name], count) for count in ("updates", "skipped", "empty")}
-                states[name] = fresh[name].replace(**kept)
+                counts = {count: getattr(states[name], count) for count in ("updates", "skipped", "empty")}
+                states[name] = fresh[name].replace(**counts)
         if phase.reference == "start":
             reference = {name: _copied(tree) for name, tree in trees.items()}
         elif phase.reference != "base":
@@ -115,7 +115,7 @@ class Phases:
         return dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
 
     def references(self, phase: Phase, state: State) -> dict[str, Tree] | None:
-        """{policy: reference weights}; None where nothing needs them."""
+        """{policy: reference weights}; None if nothing needs them."""
         config = learner_of(self._config.learner, phase)
         if not config.interventions.kl_coef and config.loss.kind not in NEED_REFERENCE:
             return None
@@ -128,18 +128,18 @@ class Phases:
     def trains(self, phase: Phase, table: Table) -> np.ndarray:
         """Bool[N]: the calls with sampled tokens that train in this phase."""
         owners = zip(table.role.tolist(), table.slot.tolist(), table.policy.tolist())
-        free = [phase.trains(table.roles[role], slot, table.policies[p]) for role, slot, p in owners]
-        return self.described(table) & np.array(free, bool)
+        trains = [phase.trains(table.roles[role], slot, table.policies[p]) for role, slot, p in owners]
+        return self.reported(table) & np.array(trains, bool)
 
-    def described(self, table: Table) -> np.ndarray:
+    def reported(self, table: Table) -> np.ndarray:
         """Bool[N]: the calls with sampled tokens, of roles that are not frozen in the whole run."""
         slots = zip(table.role.tolist(), table.slot.tolist())
         frozen_roles = self._config.policies.frozen_roles
         frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]
         return (table.length > 0) & ~np.array(frozen, bool)
 
-    def given(self, at: Place, step: int) -> Table | None:
-        """The calls that this step learns from, where its phase plays none."""
+    def collected_calls(self, at: Place, step: int) -> Table | None:
+        """The collected calls that the step learns from; None if its phase plays."""
         if at.phase.source == "play":
             return None
         return hosts.from_first(lambda: self._drawn(at, step))
@@ -147,18 +147,18 @@ class Phases:
     def _drawn(self, at: Place, step: int) -> Table:
         key = at.number, at.first
         if key not in self._calls:
-            self._calls = {key: self._source(at)}  # those of earlier phases are let go
+            self._calls = {key: self._source(at)}  # the calls of earlier phases are dropped
         table = self._calls[key].draw(step - at.first, self._config.data.problems, self._config.seed)
         if at.phase.flatten:
             return flattened(table, at.phase.flatten, self._config, self._parts)
-        return own_voices(table, self._config, self._parts)
+        return with_own_policies(table, self._config, self._parts)
 
     def collect(self, phase: Phase, step: int, table: Table) -> None:
-        """Keep the calls of a step, if its phase is to."""
+        """Write the calls of a step to a file, if its phase collects them."""
         if phase.collect and hosts.is_first():
             with disk_errors(self._folder):
                 write_episodes(path := collected_path(self._folder, step), table)
-                sync_file(path)  # later phases need it as they need the checkpoint
+                sync_file(path)  # later phases need it as much as the checkpoint
 
     def about(self, at: Place) -> dict[str, Any]:
         """The entries of a step's line about its phase."""
@@ -178,37 +178,37 @@ class Phases:
         return Collected(wanted)
 
     def _weights(self, source: str, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
-        """The trees of these of the policies: at their base, or as a checkpoint of a run has them."""
+        """The trees of the policies in `names`, from their base or from a checkpoint of a run."""
         if source == "base":
             start = self._parts.start(self._config.seed)
             return {name: start[name] for name in names}
-        directory, which = checkpoint_of(source)
-        there = restore(directory, which, {"policies": _held(directory, which, names, trees)})[0]["policies"]
-        return {name: there[name] for name in names}
+        directory, step = checkpoint_of(source)
+        found = restore(directory, step, {"policies": _target(directory, step, names, trees)})[0]["policies"]
+        return {name: found[name] for name in names}
 
 
-def _held(directory: Path, step: int, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The trees to read from a checkpoint: of all policies where it has all, else of these."""
-    whole = not misfit(directory / str(step), {"policies": trees})
-    return dict(trees) if whole else {name: trees[name] for name in names}
+def _target(directory: Path, step: int, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The trees to read from a checkpoint: those of all policies if it has them, else those of `names`."""
+    complete = not misfit(directory / str(step), {"policies": trees})
+    return dict(trees) if complete else {name: trees[name] for name in names}
 
 
-def checkpoint_of(asked: str) -> tuple[Path, int]:
-    """(directory of checkpoints, step) of RUN@STEP, which has to be there."""
-    run, _, step = asked.rpartition("@")
+def checkpoint_of(source: str) -> tuple[Path, int]:
+    """(directory of checkpoints, step) of RUN@STEP, which must exist."""
+    run, _, step = source.rpartition("@")
     directory = Path(os.path.expanduser(run)) / "checkpoints"
     if not step.isdecimal() or int(step) not in steps(directory):
-        there = ", ".join(map(str, steps(directory))) or "none"
+        known = ", ".join(map(str, steps(directory))) or "none"
         raise FolderError(
-            f"'{asked}' names no checkpoint: it must be RUN@STEP with a step of '{directory}'; there is: {there}"
+            f"'{source}' names no checkpoint: it must be RUN@STEP with a step of '{directory}'; there is: {known}"
         )
     return directory, int(step)
 
 
 def other_base(run: Path, specs: Mapping[str, PolicySpec]) -> str:
-    """The first adapter that a run has trained over another base than it has here; "" where none was.
+    """A message about the first adapter that a run has trained over another base than it has here; "" if none.
 
-    Over other weights it is another model, though its arrays fit.
+    An adapter over other weights is another model, although its arrays fit.
     """
     adapters = {name: spec.base for name, spec in specs.items() if spec.lora}
     if not adapters:
@@ -222,16 +222,16 @@ def other_base(run: Path, specs: Mapping[str, PolicySpec]) -> str:
 
 
 def phase_digests(config: RunConfig) -> dict[str, str]:
-    """Digests of calls and weights from outside of the run that its phases name, which must not change."""
+    """Digests of the files of calls and weights outside the run that its phases name; they must not change."""
     digests: dict[str, str] = {}
     for phase in config.phases:
-        for asked in (name for name in (phase.start, phase.reference) if "@" in name):
-            directory, step = checkpoint_of(asked)
-            digests[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
+        for source in (name for name in (phase.start, phase.reference) if "@" in name):
+            directory, step = checkpoint_of(source)
+            digests[f"weights {source}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
-            source = Collected.of_path(Path(phase.source), rewarded=not phase.flatten)
-            source.first()
-            digests[f"calls {phase.source}"] = _digest(source.files)
+            calls = Collected.of_path(Path(phase.source), rewarded=not phase.flatten)
+            calls.first()
+            digests[f"calls {phase.source}"] = _digest(calls.files)
     return digests
 
 

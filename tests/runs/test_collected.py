@@ -11,7 +11,7 @@ from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards.families import grade
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.collected import Collected, flattened, own_voices
+from marl_jax.runs.collected import Collected, flattened, with_own_policies
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -112,9 +112,9 @@ def test_tokens_that_spell_something_else_here_are_refused(base):
     config = tiny_config(base)
     parts = load_parts(config)
     words = parts.decoders["p0"]((5, 6))
-    assert own_voices(Table.of([episode(1, said(words))]), config, parts).policies == ("p0",)
+    assert with_own_policies(Table.of([episode(1, said(words))]), config, parts).policies == ("p0",)
     with pytest.raises(FolderError, match=r"a call says 'other words', and its tokens say .* to policy 'p0'"):
-        own_voices(Table.of([episode(1, said(words), said("other words"))]), config, parts)
+        with_own_policies(Table.of([episode(1, said(words), said("other words"))]), config, parts)
 
 
 def test_calls_of_a_slot_without_a_policy_are_refused(base):
@@ -123,7 +123,7 @@ def test_calls_of_a_slot_without_a_policy_are_refused(base):
     config = dataclasses.replace(config, policies=dataclasses.replace(config.policies, map=owners))
     third = dataclasses.replace(said("one"), slot=2)
     with pytest.raises(FolderError, match="the calls of a phase: policy map has neither 'generator/2' nor"):
-        own_voices(Table.of([episode(1, third)]), config, load_parts(config))
+        with_own_policies(Table.of([episode(1, third)]), config, load_parts(config))
 
 
 def test_a_source_without_rewards_is_refused_by_name(tmp_path):

@@ -198,7 +198,7 @@ def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not
     config = dataclasses.replace(config, policies=dataclasses.replace(config.policies, frozen_roles=frozen))
     phases = Phases(config, SimpleNamespace(mesh=None), {}, None)
     assert phases.trains(phase, table).tolist() == trains
-    assert phases.described(table).tolist() == described
+    assert phases.reported(table).tolist() == described
 
 
 def test_an_adapter_of_another_run_is_over_the_same_base(tmp_path):
