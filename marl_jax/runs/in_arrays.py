@@ -1,11 +1,11 @@
 """The compiled road: a step is a few programs of `marl_jax.compiled`.
 
-    State ──compiled.state_of──► programs ──► columns of what was played ──to_host──► Table ──┬──► Made
-                                     └─────► trees, metrics, of policies that learned meanwhile ─┘
+    State ──compiled.state_of──► programs ──► columns of the played calls ──to_host──► Table ──┬──► Made
+                                     └─────► trees and metrics of policies that learned meanwhile ─┘
 
-One seed takes all devices: its problems are cut over them. Several seeds are dealt out to the devices. On accelerators,
-those of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each the
-bits of a run alone on one device.
+One seed uses all devices: its problems are split over them. Several seeds are distributed over the devices. On
+accelerators, the seeds of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each
+the bits of a run alone on one device.
 """
 
 import contextlib
@@ -57,27 +57,27 @@ PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def cpu_devices() -> None:
-    """Let JAX see each core as a device, unless it has begun or the user has set their number.
+    """Let JAX see each core as a device, unless JAX has started or the user has set the number of devices.
 
     XLA ends a process whose cores wait for each other for 40 s, as on a machine that is busy or sleeps: here they may
     wait for a day.
     """
-    given = os.environ.get("XLA_FLAGS", "")
-    if PATIENCE not in given:
-        os.environ["XLA_FLAGS"] = f"{given} --{PATIENCE}=86400".strip()
-    if FORCED not in given and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
-        with contextlib.suppress(RuntimeError):  # it has begun
+    flags = os.environ.get("XLA_FLAGS", "")
+    if PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{PATIENCE}=86400".strip()
+    if FORCED not in flags and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
+        with contextlib.suppress(RuntimeError):  # JAX has started
             jax.config.update("jax_num_cpu_devices", user_cache.cores())
 
 
 class Compiled:
-    """Steps in programs. Evaluations are played by engines, which are made for the first one."""
+    """The compiled road. Evaluations are played by engines, which are made for the first evaluation."""
 
     def __init__(self, config: RunConfig, parts: Parts, train: Sequence[Task], settled: int | None):
         """`settled` is the number of devices that the run was begun on. Cells without a form in arrays are refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
-        train = list(train)  # each is read from the disk
-        # As many as a step has, to trace it with.
+        train = list(train)  # reads each task from the disk
+        # The tasks of one step, to trace it with.
         self._examples = list(itertools.islice(itertools.cycle(train), config.data.problems))
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
@@ -89,21 +89,21 @@ class Compiled:
         if config.seeds == 1 and len(self.devices) > 1:
             mesh = self._mesh()
             shared = "data" if mesh.shape["data"] > 1 else None
-            # Inside of loops XLA exchanges pieces of weights that are cut, and waits there for all devices: unless all
-            # take as many turns, a run hangs.
-            together = shared if config.mesh.model > 1 else None
-            self._halves, self._layouts = make(data_axis=shared, seeds_axis=together), [Layout.over(mesh)]
+            # Inside of loops XLA exchanges pieces of sharded weights, and waits for all devices: unless all devices
+            # take the same number of turns, a run hangs.
+            in_step = shared if config.mesh.model > 1 else None
+            self._halves, self._layouts = make(data_axis=shared, seeds_axis=in_step), [Layout.over(mesh)]
         else:
             self._halves = make(seeds_axis="seeds" if self._side_by_side else None)
-        self._programs: dict[int, list[Any]] = {}  # by place
-        self._fixed: dict[int, Any] = {}  # by place: the weights there that no step changes
+        self._programs: dict[int, list[Any]] = {}  # by number of the layout
+        self._fixed: dict[int, Any] = {}  # by number of the layout: placed weights that no step changes
         self._workers = Workers("compiled", len(self._layouts), finish=True)
         self.make_engines: Callable[[State], Hosted] | None = None
         self.engines: Hosted | None = None
 
     @property
     def layout(self) -> str:
-        """On which devices, in words."""
+        """The devices and what is split over them, in words."""
         count, seeds = len(self.devices), self._config.seeds
         where = f"{count} {self.devices[0].platform} device{'s' * (count > 1)}"
         data, model = self._config.mesh.data, self._config.mesh.model
@@ -114,7 +114,7 @@ class Compiled:
         return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
 
     def serve(self, state: State) -> Player:
-        """The player of evaluations, whose engines answer by the policies of this state, on their own device."""
+        """The player of evaluations, with the policies of this state in its engines, on their own device."""
         if self._parts.mesh is None:
             state = dataclasses.replace(state, trees=jax.device_put(state.trees, jax.local_devices()[0]))
         if self.engines is None:
@@ -127,26 +127,26 @@ class Compiled:
         runs[0].live.phase("sampling and learning")
         with clock("prepare"):
             tasks = [tasks_of_step(run, state) for run, state in zip(runs, states)]
-            given = [self._given(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
-        jobs, played = self._begin(given)
+            inputs = [self._inputs(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
+        jobs, columns = self._begin(inputs)
         tables = list[Table]()
-        for number, (run, state, drawn, calls) in enumerate(zip(runs, states, tasks, played)):
-            job = jobs[number % len(jobs)]
+        for seed, (run, state, drawn, seed_columns) in enumerate(zip(runs, states, tasks, columns)):
+            job = jobs[seed % len(jobs)]
             with clock("program"):
-                self._workers.wait([calls, job], runs[0].stop.check)
+                self._workers.wait([seed_columns, job], runs[0].stop.check)
                 if job.done():
-                    job.result()  # raises what it did
+                    job.result()  # raises the error of the job
             with clock("table"):
-                tables.append(self._table(run, state, drawn, calls.result()))
+                tables.append(self._table(run, state, drawn, seed_columns.result()))
         with clock("program"):
             for job in jobs:
                 self._workers.wait([job], runs[0].stop.check)
-            learned = [jobs[number % len(jobs)].result()[number // len(jobs)] for number in range(len(given))]
+            learned = [jobs[seed % len(jobs)].result()[seed // len(jobs)] for seed in range(len(inputs))]
         with clock("table"):
-            return [self._made(*one, at) for one in zip(runs, states, tables, learned)]
+            return [self._results(*outcome, at) for outcome in zip(runs, states, tables, learned)]
 
     def _mesh(self) -> Mesh:
-        """The devices along "data"; along "model", too, where weights are cut."""
+        """The devices along "data"; along "model", too, if weights are sharded."""
         if self._config.mesh.model > 1:
             assert self._parts.mesh is not None
             return self._parts.mesh
@@ -154,67 +154,67 @@ class Compiled:
 
     # ---------------------------------------------------------------- to the devices and back
 
-    def _given(self, run: Run, state: State, tasks: Sequence[Task], at: Place) -> tuple[Any, ...]:
+    def _inputs(self, run: Run, state: State, tasks: Sequence[Task], at: Place) -> tuple[Any, ...]:
         words = compiled.noise_words(self._cast, tasks, seed=run.config.seed, step=state.step + 1)
         references = run.phases.references(at.phase, state)
-        of = compiled.state_of(
+        before = compiled.state_of(
             self._parts, state.trees, state.learner, step=state.step, references=references
         )
-        return of, words, compiled.tasks_of(self._cast, tasks, self._width)
+        return before, words, compiled.tasks_of(self._cast, tasks, self._width)
 
-    def _begin(self, given: Sequence[Any]) -> tuple[list[Future[list[Any]]], list[Future[Columns]]]:
-        """(by place: the outputs of its seeds, by seed: what was played, there before policies have learned)."""
-        places, played = len(self._layouts), [Future[Columns]() for _ in given]
+    def _begin(self, inputs: Sequence[Any]) -> tuple[list[Future[list[Any]]], list[Future[Columns]]]:
+        """(by layout: the outputs of its seeds, by seed: the played columns, which are set before policies learn)."""
+        count, played = len(self._layouts), [Future[Columns]() for _ in inputs]
 
         def work(place: int) -> list[Any]:
-            numbers = range(place, len(given), places)
+            numbers = range(place, len(inputs), count)
             if not self._side_by_side:
-                return [self._one(place, given[n], played[n].set_result) for n in numbers]
+                return [self._step_of(place, inputs[n], played[n].set_result) for n in numbers]
 
-            def tell(columns: Columns) -> None:
-                for number, own in zip(numbers, _apart(columns, len(numbers))):
-                    played[number].set_result(own)
+            def publish(columns: Columns) -> None:
+                for number, seed_columns in zip(numbers, _unstack(columns, len(numbers))):
+                    played[number].set_result(seed_columns)
 
-            together = [given[number] for number in numbers]
-            return _apart(self._one(place, _together(together), tell), len(numbers)) if numbers else []
+            group = [inputs[number] for number in numbers]
+            return _unstack(self._step_of(place, _stack(group), publish), len(numbers)) if numbers else []
 
-        return [self._workers.submit(work, place) for place in range(places)], played
+        return [self._workers.submit(work, place) for place in range(count)], played
 
-    def _one(self, place: int, given: Any, tell: Callable[[Columns], None]) -> Any:
-        """(trees and learner, columns, metrics) of a seed; of a list of them where they are one program.
+    def _step_of(self, place: int, inputs: Any, publish: Callable[[Columns], None]) -> Any:
+        """(trees and learner, columns, metrics) of a seed, or of the stacked seeds of one program.
 
-        `tell` is called with the columns as soon as they are there, while the policies still learn.
+        `publish` is called with the columns as soon as they exist, while the policies still learn.
         """
-        (state, *rest), layout = given, self._layouts[place]
+        (state, *rest), layout = inputs, self._layouts[place]
         if place not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
             self._fixed[place] = layout.place(fixed)
         placed = (layout.place(state.replace(**self._fixed[place])), *rest)
         if place not in self._programs:
             with _no_collection():
-                self._programs[place] = self._made_or_kept(layout, placed)
+                self._programs[place] = self._loaded_or_compiled(layout, placed)
         after, columns, metrics = take_step(self._programs[place], *placed)
-        tell(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
+        publish(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
         return after, *jax.device_get((columns, metrics))
 
-    def _made_or_kept(self, layout: Layout, placed: Any) -> list[Any]:
-        """The programs of a step of these arguments: as an earlier start kept them, or compiled and kept."""
+    def _loaded_or_compiled(self, layout: Layout, placed: Any) -> list[Any]:
+        """The programs of a step of these arguments: those that an earlier start kept, or compiled and kept now."""
         about = {"arguments": kept.shown(placed), "options": self._compiler_options()}
         file = kept.place_of(self._config, self._parts, layout.devices, **about)
         if loaded := kept.load(file, layout.devices, self._check_memory):
             return loaded
         needs = list[StepMemory]()
 
-        def fitting(traced: jax.stages.Traced) -> jax.stages.Traced:
+        def checked(traced: jax.stages.Traced) -> jax.stages.Traced:
             needs.append(self._count(traced))
             self._check_memory(needs[-1])
             return traced
 
         halves: Iterator[jax.stages.Traced] = trace(self._halves, layout, placed)
-        if self._config.seeds > 1:  # how many fit is counted of the whole step
-            fitting(jax.jit(layout.step(self._halves.step)).trace(*placed))
+        if self._config.seeds > 1:  # the number of seeds that fit is counted from the complete step
+            checked(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
-            halves = map(fitting, halves)
+            halves = map(checked, halves)
         with kept.found_by_jax(file) as loaded:
             programs = side_by_side("compile", self.compiled, halves)
         kept.keep(file, programs, max(needs, key=self._needed), loaded)
@@ -222,22 +222,22 @@ class Compiled:
 
     def _compiler_options(self) -> dict[str, Any] | None:
         """On a CPU less optimisation of each kernel: parts of a step compile 12 to 23% sooner, and run as fast."""
-        whole = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
-        return None if whole else {"xla_backend_optimization_level": 1}
+        full = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
+        return None if full else {"xla_backend_optimization_level": 1}
 
     def _count(self, traced: jax.stages.Traced) -> StepMemory:
         return of_step(traced.jaxpr, len(self.devices) // self._config.mesh.model)
 
     def _needed(self, step: StepMemory) -> int:
-        """Bytes; the state of one seed is there when its step is traced."""
-        there = step.given if self._config.seeds == 1 else 0
+        """Bytes that a step still needs; the state of a single seed is in memory when its step is traced."""
+        present = step.given if self._config.seeds == 1 else 0
         # Each accelerator has a memory of its own, with its pieces of weights.
-        apart = self.devices[0].platform != "cpu"
-        needed = step.needed(self._config.seeds, together=apart) - there
-        return needed // self._config.mesh.model if apart else needed
+        separate = self.devices[0].platform != "cpu"
+        needed = step.needed(self._config.seeds, together=separate) - present
+        return needed // self._config.mesh.model if separate else needed
 
     def _check_memory(self, step: StepMemory) -> None:
-        """Refuse programs that do not fit in memory; the message has the number of seeds that would fit."""
+        """Refuse programs that do not fit in memory; the message names the number of seeds that would fit."""
         seeds, free, total = self._config.seeds, free_bytes(), self._needed(step)
         if total <= free:
             return
@@ -285,26 +285,26 @@ class Compiled:
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
         return table
 
-    def _made(self, run: Run, state: State, table: Table, made: Any, at: Place) -> Made:
-        (trees, moved), columns, metrics = made
+    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: Place) -> Made:
+        (trees, learner_states), columns, metrics = outputs
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
-        learner, described = run.phases.learner(at.phase), run.phases.described(table)
-        rows, states = table.take(described), {}
-        for name, own in moved.items():
-            counts = {count: int(value) for count, value in jax.device_get(own.counts).items()}
-            states[name] = jax.tree.map(self._home, own).replace(**counts)
+        learner, reported = run.phases.learner(at.phase), run.phases.reported(table)
+        rows, states = table.take(reported), {}
+        for name, learner_state in learner_states.items():
+            counts = {count: int(value) for count, value in jax.device_get(learner_state.counts).items()}
+            states[name] = jax.tree.map(self._home, learner_state).replace(**counts)
         trees = jax.tree.map(self._home, trees)
         learned = learner.learns(rows, state.step)
-        seen = _evidence(self._config, columns, np.flatnonzero(described), learned)
+        computed = _evidence(self._config, columns, np.flatnonzero(reported), learned)
         failure = ""
         try:
             outcome = learner.conclude(
                 trees,
                 states,
                 rows,
-                seen,
-                {name: own.skipped for name, own in state.learner.items()},
+                computed,
+                {name: learner_state.skipped for name, learner_state in state.learner.items()},
                 *_reports_of(self._cast, columns, states, metrics["policy"], rows.take(learned)),
             )
         except NonFiniteGradients as error:
@@ -315,30 +315,30 @@ class Compiled:
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
-    """As many as the run was begun on; at first those of the mesh, or of a CPU all that can share the work."""
-    there, cut = jax.local_devices(), config.mesh.model
+    """As many devices as the run was begun on; at first those of the mesh, or all of a CPU that can share the work."""
+    available, model = jax.local_devices(), config.mesh.model
     wanted = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
     if wanted is None:
         shared = config.seeds if config.seeds > 1 else config.data.problems
-        wanted = 1 if there[0].platform != "cpu" else min(len(there), shared)
+        wanted = 1 if available[0].platform != "cpu" else min(len(available), shared)
         while config.seeds == 1 and config.data.problems % wanted:
             wanted -= 1
-    if wanted > len(there):
+    if wanted > len(available):
         began = "this run was begun on" if settled else "mesh asks for"
         raise FolderError(
-            f"{began} {wanted} devices and there are {len(there)}: start it where there are so many (of a CPU, by "
+            f"{began} {wanted} devices and there are {len(available)}: start it where there are so many (of a CPU, by "
             f"XLA_FLAGS=--{FORCED}={wanted}), or choose another --workdir"
         )
-    if config.seeds == 1 and config.data.problems % (wanted // cut):
+    if config.seeds == 1 and config.data.problems % (wanted // model):
         raise NoArrayForm(
-            f"{config.data.problems} problems that {wanted // cut} devices (mesh.data) do not divide"
+            f"{config.data.problems} problems that {wanted // model} devices (mesh.data) do not divide"
         )
-    return there[:wanted]
+    return available[:wanted]
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's garbage collection: it looks through all that a trace has made so far, again and again."""
+    """Without Python's garbage collection, which would scan all objects of a trace again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -348,10 +348,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What several seeds are given, stacked."""
+def _stack(inputs: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The inputs of several seeds, stacked."""
     stack = lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
-    states, *rest = zip(*given)
+    states, *rest = zip(*inputs)
     changing = {
         name: jax.tree.map(stack, *(getattr(state, name) for state in states))
         for name in ("trees", "learner", "step")
@@ -359,26 +359,26 @@ def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return states[0].replace(**changing), *(jax.tree.map(stack, *some) for some in rest)
 
 
-def _apart(tree: Any, count: int) -> list[Any]:
+def _unstack(tree: Any, count: int) -> list[Any]:
     """The seeds of a leading axis, one by one."""
     return [jax.tree.map(lambda leaf, n=n: leaf[n], tree) for n in range(count)]
 
 
 def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np.ndarray) -> Evidence:
-    """The computed log-probs of those of these rows that were trained."""
-    made = np.flatnonzero(columns.table.length)[rows]
+    """The computed log-probs of `rows`, for those that were trained."""
+    positions = np.flatnonzero(columns.table.length)[rows]
     evidence, learned = Evidence.of_nothing(len(rows)), np.flatnonzero(trained)
     values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
     sampled = config.learner.old_logprobs == "sampler"
     values["old_logp"] = columns.table.logprobs if sampled else columns.logp
     table, length = columns.table, columns.table.length
     for name, column in values.items():
-        evidence.note(name, learned, [column[row, : length[row]] for row in made[learned]])
-    if columns.ref_logp is not None:  # nothing where no role of the policy is anchored
+        evidence.note(name, learned, [column[row, : length[row]] for row in positions[learned]])
+    if columns.ref_logp is not None:  # no entry for a policy without an anchored role
         anchors, owners = config.learner.interventions.kl_coef, config.policies.map
         anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, one)) for one in table.policies])
-        some = learned[anchored[table.policy[made[learned]]]]
-        evidence.note("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in made[some]])
+        some = learned[anchored[table.policy[positions[learned]]]]
+        evidence.note("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in positions[some]])
     return evidence
 
 
@@ -390,7 +390,7 @@ def _reports_of(
     learned: Table,  # the rows of the step that trained
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(reports, gradients) by policy."""
-    reports, described = {}, {}
+    reports, gradients = {}, {}
     slots = {*zip(map(learned.role_of, range(len(learned))), learned.slot.tolist())}
     for policy, numbers in metrics.items():
         reports[policy] = dict(states[policy].counts)
@@ -400,12 +400,12 @@ def _reports_of(
         reports[policy]["padding_share"] = float(numbers["padding_share"])
         if cast.config.learner.gradients != "off":
             units, roles = units_of(cast, policy, columns.cues)
-            there = [k for k, unit in enumerate(units) if unit in slots or not isinstance(unit, tuple)]
+            present = [k for k, unit in enumerate(units) if unit in slots or not isinstance(unit, tuple)]
             applied = dict(numbers["applied"])
             parts = {name: applied[name] for name in ("gram", "weight", "layers") if name in applied}
-            applied |= jax.tree.map(lambda x, k=there: x[k], parts)
-            applied["gram"] = applied["gram"][:, there]
-            described[policy] = gradient_report(
-                [applied], [units[k] for k in there], [roles[k] for k in there]
+            applied |= jax.tree.map(lambda x, k=present: x[k], parts)
+            applied["gram"] = applied["gram"][:, present]
+            gradients[policy] = gradient_report(
+                [applied], [units[k] for k in present], [roles[k] for k in present]
             )
-    return reports, described
+    return reports, gradients

@@ -1,12 +1,12 @@
-"""The training run: steps of one road or the other, in a folder that can be killed at any moment.
+"""The training run: steps of one road or the other, recorded in a folder; it can be killed at any moment.
 
     state ──road──► table of calls, report, new policies ──► state, metrics      when due: evaluation, checkpoint
 
 The road is hosted (`hosted`) or compiled (`in_arrays`). Seeds that train side by side are separate runs here, which
-take each step together.
+make each step together.
 
 All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
-so the same command goes on where it was and ends with the same numbers.
+so the same command goes on where the run was, and ends with the same numbers.
 """
 
 import contextlib
@@ -59,11 +59,11 @@ def train(
     live: Live | None = None,
     patience: float | None = None,
 ) -> int:
-    """Train until `config.steps`, or until asked to stop (SIGTERM, Ctrl-C); the step that was reached.
+    """Train until `config.steps`, or until asked to stop (SIGTERM, Ctrl-C); returns the step that was reached.
 
-    It begins where the folder's newest checkpoint is. With `accept_changes`, a changed configuration, data set or code
-    is accepted. With `patience`, a process that is asked to stop while XLA compiles saves the last state and exits so
-    many seconds later, instead of returning.
+    It begins at the folder's newest checkpoint. With `accept_changes`, a changed configuration, data set or code is
+    accepted. With `patience`, a process that is asked to stop while XLA compiles saves the last state and exits after
+    that many seconds, instead of returning.
 
     With `mesh.hosts` above 1, each process calls this inside of `hosts.joined`: all take the same steps, and process 0
     writes the folder.
@@ -78,13 +78,13 @@ def train(
     keep_programs()
     if config.road != "hosted":
         cpu_devices()
-    newly_ungraded()  # what this process could not grade before is not of the run
+    newly_ungraded()  # answers that this process could not grade before the run do not count
     with contextlib.ExitStack() as stack:
         # One of several processes cannot save and leave by itself: all stop at the next step or rollout.
         stop = Stop(patience if count == 1 else None)
         stack.push(functools.partial(_leave, stop))
         stack.enter_context(stop)
-        hosts.on_stop(stop.hear)
+        hosts.on_stop(stop.request)
         stream = None if hosts.is_first() else io.StringIO()  # another process has the live view
         live = live or stack.enter_context(
             contextlib.closing(Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles))
@@ -102,28 +102,28 @@ def train(
         for run, state in zip(runs, states):
             if state.step and hosts.is_first():
                 *_, last = {}, *read_lines(run.metrics.path)
-                run.live.resumed(state.step, last, _evaluated(run).values(), run.watch.holding)
-                _tell_lost(run, state)
+                run.live.resumed(state.step, last, _evaluations(run).values(), run.watch.holding)
+                _warn_of_lost(run, state)
         if states[0].step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
         clock = step_metrics.Clock()
 
-        def keep(whole: bool = False) -> None:
-            """Begin to save the states, if that has not been; `whole`: until they are saved."""
+        def keep(wait: bool = False) -> None:
+            """Begin to save the states that are not saved yet; with `wait`, return when they are saved."""
             with saving, clock("save"):
-                # With two saves more than another, a seed would have no step left in common with it.
+                # A seed that is two saves ahead of another would have no saved step left in common with it.
                 if len(runs) > 1:
-                    _saved(runs)
+                    _wait_for_saves(runs)
                 for number, (run, state) in enumerate(zip(runs, states)):
                     if state.step and kept[number] != (state.step, state.accuracy):
                         save(run, state)
                         kept[number] = state.step, state.accuracy
-                if whole:
-                    _saved(runs)
+                if wait:
+                    _wait_for_saves(runs)
 
         def farewell() -> None:
-            keep(whole=True)
+            keep(wait=True)
             live.note(f"stopped after step {states[0].step}; the same command goes on from there")
 
         stop.farewell = farewell
@@ -135,48 +135,48 @@ def train(
                             states[number] = evaluate(road, run, state)
                 if any(_save_due(config, state) for state in states):
                     keep()
-                if states[0].step >= config.steps or stop.heed_together():
+                if states[0].step >= config.steps or stop.requested_of_any():
                     break
                 if config.alarms == "stop" and hosts.any_of(any(run.watch.holding for run in runs)):
-                    keep(whole=True)
+                    keep(wait=True)
                     for run, state in zip(runs, states):
                         if run.watch.holding:
                             run.live.note(_stopped_by(run.watch.holding, state.step))
                     break
                 states[:] = step(road, runs, states, clock)
                 if failures := [state.failure for state in states if state.failure]:
-                    keep(whole=True)
+                    keep(wait=True)
                     raise Diverged(
                         f"{failures[0]}; step {states[0].step} is saved without them, and the same command goes on "
                         f"from there: or {ways_out(config)}"
                     )
         except Stopped:
-            stop.hear()  # the step under way is abandoned; it will be made again
-        except EngineGone as error:  # of which the policies know nothing
-            keep(whole=True)
+            stop.request()  # the step under way is abandoned; it will be made again
+        except EngineGone as error:  # the policies are not affected
+            keep(wait=True)
             raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
-        if stop.heed():
+        if stop.requested():
             farewell()
-        _saved(runs)
+        _wait_for_saves(runs)
         return states[0].step
 
 
 def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
-    """End the process where it was asked to stop and other threads still compile, for a step that was abandoned."""
+    """End the process if it was asked to stop and other threads still compile for a step that was abandoned."""
     if stop.asked and stop.patience is not None and error is None and not threads.ended(stop.patience):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
-def _saved(runs: Sequence[Run]) -> None:
-    """Until all that is being saved is."""
+def _wait_for_saves(runs: Sequence[Run]) -> None:
+    """Wait until all checkpoints that are being saved are saved."""
     for run in runs:
         hosts.together(run.checkpoints.wait)
 
 
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_metrics.Clock) -> list[State]:
-    """One step of every run: all of it, from problems to policies that have learned from them."""
+    """One step of every run, from problems to policies that have learned from them."""
     clock.begin()
     at = runs[0].phases.at(states[0].step)
     states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
@@ -187,12 +187,12 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
         (times := clock.measures(sum(int(one.table.length.sum()) for one in made)))["time/step"]
     )
     with clock("log"):
-        lost = sum(hosts.together(newly_ungraded))
+        ungraded = sum(hosts.together(newly_ungraded))
         for run, one, (state, values) in zip(runs, made, after):
             run.phases.collect(at.phase, state.step, one.table)
             if hosts.is_first():
-                _tell(run, state.step, one, values | times, lost)
-            lost = 0  # of several seeds the first says it
+                _report(run, state.step, one, values | times, ungraded)
+            ungraded = 0  # reported by the first of several seeds
     return [state for state, _ in after]
 
 
@@ -201,11 +201,11 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
     updates = {name: own.updates for name, own in made.learner.items()}
     if what := broken_update(made.report, state.updates, updates):
         raise diverged(run.folder, run.config, state.step + 1, what)
-    # Calls from elsewhere were counted when they were played.
+    # Calls read from files were counted when they were played.
     played = made.table if at.phase.source == "play" else made.table.take([])
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner, form = made.learner, step_metrics.form(made.table)
-    if made.failure:  # the next start counts anew
+    if made.failure:  # the next start counts from 0
         learner = {name: own.replace(skipped=0) for name, own in learner.items()}
     after = dataclasses.replace(
         state,
@@ -222,40 +222,40 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
     return after, values | run.phases.about(at) | about_buffer
 
 
-def _tell(run: Run, number: int, made: Made, values: dict[str, Any], lost: int) -> None:
-    """What happened in a step, on the disk and to a person; `lost` answers could not be graded."""
+def _report(run: Run, number: int, made: Made, values: dict[str, Any], ungraded: int) -> None:
+    """Write the results of a step to the folder and show them; `ungraded` counts answers without a grade."""
     config, parts, table = run.config, run.parts, made.table
     tokenizers = parts.of_policies(parts.tokenizers)
     if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
-    if lost:
+    if ungraded:
         values["warnings"] = [
             *values.get("warnings", ()),
-            f"{lost} answers could not be graded, and earned 0",
+            f"{ungraded} answers could not be graded, and earned 0",
         ]
-    if begun := run.watch.row(plain({"step": number, **values})):
-        values["alarms"] = [alarm.to_json() for alarm in begun]
+    if alarms := run.watch.row(plain({"step": number, **values})):
+        values["alarms"] = [alarm.to_json() for alarm in alarms]
     run.metrics.write(number, values)
     for board in run.boards:
         board.write(number, values)
     trainer: list[Any] = [None] * len(table)
-    for row, known in zip(np.flatnonzero(run.phases.described(table)), made.report.trainer_logp):
-        trainer[row] = known
+    for row, logp in zip(np.flatnonzero(run.phases.reported(table)), made.report.trainer_logp):
+        trainer[row] = logp
     recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
     ends = [end.error for bare in table.bare_episodes for end in bare.leaves or (bare,)]
     run.live.failing(number, ends, "path" if table.forked else "episode")
     for warning in values.get("warnings", ()):
         run.live.note(f"step {number}: {warning}")
-    run.live.alarms([alarm for alarm in begun if alarm.step == number], run.watch.holding)
+    run.live.alarms([alarm for alarm in alarms if alarm.step == number], run.watch.holding)
 
 
 def evaluate(road: Road, run: Run, state: State) -> State:
-    """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
+    """Evaluate the policies on the val split into `eval.jsonl`; returns the state with their accuracy."""
     run.live.phase("evaluating")
-    before = hosts.from_first(lambda: _evaluated(run))
-    # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
-    record = before.get(state.step) or _played(road, run, state, before.get(0))
+    before = hosts.from_first(lambda: _evaluations(run))
+    # A run that was killed after writing the line, before its checkpoint, finds the line here and uses it.
+    record = before.get(state.step) or _play_evaluation(road, run, state, before.get(0))
     run.live.evaluation(record)
     run.live.alarms(run.watch.evaluation(plain(record)), run.watch.holding)
     best = state.best
@@ -264,17 +264,17 @@ def evaluate(road: Road, run: Run, state: State) -> State:
     return dataclasses.replace(state, accuracy=record["accuracy"], best=best)
 
 
-def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
-    """The run's evaluations so far, by step; those with a checkpoint are of `experiments.evaluate`."""
+def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
+    """The run's evaluations so far, by step; without lines of `experiments.evaluate`, which have `checkpoint`."""
     lines = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
     return {line["step"]: line for line in lines if "checkpoint" not in line}
 
 
-def _tell_lost(run: Run, state: State) -> None:
-    """Warn of evaluations of the steps before that are no longer in `eval.jsonl`."""
+def _warn_of_lost(run: Run, state: State) -> None:
+    """Warn if evaluations of earlier steps are no longer in `eval.jsonl`."""
     every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
-    made = state.step + (state.accuracy is not None)
-    if lost := lacking(read_lines(run.evaluations.path), every, made):
+    before = state.step + (state.accuracy is not None)
+    if lost := lacking(read_lines(run.evaluations.path), every, before):
         base = ", and without that of step 0 no difference to base is known" if 0 in lost else ""
         run.live.note(
             f"eval.jsonl was damaged: it lacks the evaluation of step {', '.join(map(str, lost))}{base}; restore it, "
@@ -282,8 +282,8 @@ def _tell_lost(run: Run, state: State) -> None:
         )
 
 
-def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The line of an evaluation, which is played, paired with the line of the base, and written."""
+def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Play an evaluation, compare it with the line of the base, and write its line."""
     base = None if plays_else(run.folder) else base
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with finite(run, state), hosts.telling(), disk_errors(run.folder):
@@ -314,7 +314,7 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
 
 
 def save(run: Run, state: State) -> None:
-    """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
+    """Begin to save; remove results of tools from before the oldest checkpoint."""
     complete = saved_steps(run.checkpoints.directory)
     _check_replicas(state)
     if hosts.is_first():
@@ -329,7 +329,7 @@ def save(run: Run, state: State) -> None:
 
 
 def _check_replicas(state: State) -> None:
-    """Refuse to save where the processes do not have one and the same weights, as on machines of several kinds."""
+    """Refuse to save if the processes do not have the same weights, as on machines of several kinds."""
     if hosts.count() == 1:
         return
     first, *others = hosts.together(lambda: fingerprint((state.trees, state.learner)))
@@ -342,7 +342,7 @@ def _check_replicas(state: State) -> None:
 
 
 def _stopped_by(alarms: Sequence[Alarm], step: int) -> str:
-    """The line of a run that `config.alarms=stop` ends."""
+    """The line that is shown when `config.alarms=stop` ends a run."""
     names = ", ".join(f"{alarm.title} since step {alarm.step}" for alarm in alarms)
     return (
         f"stopped after step {step} by {'an alarm' if len(alarms) == 1 else 'alarms'}: {names}; everything is saved, "
@@ -351,7 +351,7 @@ def _stopped_by(alarms: Sequence[Alarm], step: int) -> str:
 
 
 def _evaluation_due(run: Run, state: State) -> bool:
-    """At every so many steps, before the first and after the last; not again for a state that has been."""
+    """Due every `evaluation.every` steps, before the first and after the last; once for each state."""
     every = run.config.evaluation.every
     due = every and (state.step % every == 0 or state.step >= run.config.steps)
     return bool(due and run.watched and state.accuracy is None)

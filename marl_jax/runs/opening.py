@@ -84,8 +84,8 @@ from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
-FILES, OWN_FILES = 6, 64  # that each run keeps open, measured; and that a process has beside them
-SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
+FILES, OWN_FILES = 6, 64  # open files of each run, measured; and other open files of a process
+SEEN_S = 15.0  # within which a shared disk shows every host what process 0 has written
 
 
 def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
@@ -93,7 +93,7 @@ def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(os.path.expanduser(workdir)).absolute()
-    return [path] if config.seeds == 1 else [path / f"seed-{one.seed}" for one in _each_seed(config)]
+    return [path] if config.seeds == 1 else [path / f"seed-{seeded.seed}" for seeded in _each_seed(config)]
 
 
 def open_runs(
@@ -116,27 +116,27 @@ def open_runs(
     def opened() -> list[Path]:
         places = folders_of(config, workdir)
         _check_seeds(config, workdir)
-        claimed = [stack.enter_context(open_folder(place)) for place in places]
-        for one, folder in zip(configs, claimed):
-            refuse_the_same(folder, one, accept_changes)
-        return claimed
+        opened_folders = [stack.enter_context(open_folder(place)) for place in places]
+        for seeded, folder in zip(configs, opened_folders):
+            refuse_the_same(folder, seeded, accept_changes)
+        return opened_folders
 
     folders = hosts.from_first(opened)
     _check_seen(folders)
     with contextlib.ExitStack() as changes:
         for folder in folders if hosts.is_first() else ():
             changes.enter_context(taken_back(folder))
-        named, arrays, settled, pace = _load(configs, folders, accept_changes, live, stop)
+        named, compiled, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = named.parts
         networks = parts.networks(config.policies.remat, config.policies.attention)
-        phases = [Phases(one, parts, networks, folder) for one, folder in zip(configs, folders)]
-        states = [_first(one, parts, of) for one, of in zip(configs, phases)]
-        kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
+        phases = [Phases(seeded, parts, networks, folder) for seeded, folder in zip(configs, folders)]
+        states = [_initial_state(seeded, parts, run_phases) for seeded, run_phases in zip(configs, phases)]
+        retention = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
         for folder in folders:
-            kept = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **kinds)
-            stack.callback(kept.close)
-            checkpoints.append(kept)
+            store = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **retention)
+            stack.callback(store.close)
+            checkpoints.append(store)
         reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
@@ -146,24 +146,24 @@ def open_runs(
     stop.check_together()
 
     runs = list[Run]()
-    for one, folder, of, kept, state in zip(configs, folders, phases, checkpoints, states):
-        view = live if not runs else live.beside(f"seed {one.seed}")
-        metrics, evaluations, boards = _records(one, folder, state.step, view, stack)
+    for seeded, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
+        view = live if not runs else live.beside(f"seed {seeded.seed}")
+        metrics, evaluations, boards = _records(seeded, folder, state.step, view, stack)
         watched = named.splits.get("val", ())[: config.evaluation.problems]
-        problems = TaskIterator(named.splits["train"], one.data.problems, state.position)
+        problems = TaskIterator(named.splits["train"], seeded.data.problems, state.position)
         seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
         watch = judge(*seen)
         runs.append(
-            Run(one, parts, folder, problems, list(watched), _about(one, named), of, kept, metrics, evaluations,
-                watch, boards, view, stop, pace)
+            Run(seeded, parts, folder, problems, list(watched), _about(seeded, named), run_phases, store, metrics,
+                evaluations, watch, boards, view, stop, pace)
         )  # fmt: skip
-    return _road(arrays, settled, runs, states, stack), runs, states
+    return _road(compiled, settled, runs, states, stack), runs, states
 
 
 def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
-    """For a plan, the checks of a start that need no data files: those of bases that are here, and of generated tasks.
+    """The checks of a start that need no data files, for a plan: those of bases that exist, and of generated tasks.
 
-    The device is not checked. Returns the compiled road, where the configuration names it.
+    The device is not checked. Returns the compiled road, if the configuration names it.
     """
     if config.road == "compiled":
         check_settings(config)
@@ -175,7 +175,7 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
         return None
     plan.check_words(config, planned, tokenizers)
     if config.data.name in KINDS or is_own(config.data.name):
-        splits = {split: _drawn(config.data, split) for split in _splits(config)}
+        splits = {split: _cached_tasks(config.data, split) for split in _splits(config)}
         for split, tasks in splits.items():
             check_answers(config, split, tasks)
         check_problems(config, tokenizers, splits["train"])
@@ -184,7 +184,7 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     return None
 
 
-_drawn = functools.lru_cache(maxsize=4)(load_tasks)  # the cells of a matrix share them
+_cached_tasks = functools.lru_cache(maxsize=4)(load_tasks)  # shared by the cells of a matrix
 
 
 def _splits(config: RunConfig) -> Sequence[str]:
@@ -209,17 +209,17 @@ def _agree(facts: Mapping[str, Any]) -> None:
 
 
 def _check_seen(folders: Sequence[Path]) -> None:
-    """Refuse a folder that only process 0 sees: the others read checkpoints there, and write what tools answered."""
+    """Refuse a folder that only process 0 sees: the others read checkpoints there, and write results of tools."""
 
-    def owners() -> list[str]:
+    def locks() -> list[str]:
         return [(folder / LOCK).read_text() if (folder / LOCK).exists() else "" for folder in folders]
 
-    locked = hosts.from_first(owners)
+    first = hosts.from_first(locks)
     deadline = time.monotonic() + SEEN_S
-    while (blind := owners() != locked) and time.monotonic() < deadline:
+    while (unseen := locks() != first) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for number, unseen in enumerate(hosts.together(lambda: blind)):
-        if unseen:
+    for number, missing in enumerate(hosts.together(lambda: unseen)):
+        if missing:
             raise FolderError(
                 f"process {number} does not see the run folder '{folders[0]}' that process 0 has opened: put it on a "
                 "disk that all hosts share, under one name"
@@ -231,14 +231,14 @@ def _each_seed(config: RunConfig) -> list[RunConfig]:
 
 
 def _check_room(config: RunConfig) -> None:
-    """Refuse seeds whose files or weights alone are too many, before there is a folder for each."""
+    """Refuse seeds if their open files or weights alone are too many, before a folder is made for each."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and (files := FILES * config.seeds + OWN_FILES) > limit:
         raise FolderError(
             f"{config.seeds} seeds keep {files} files open and a process may open {limit} here: raise "
             "that (ulimit -n), or lower --config.seeds"
         )
-    if left_open(config):  # said later
+    if left_open(config):  # refused later
         return
     device = devices.here()
     alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), device)
@@ -276,7 +276,7 @@ def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
         )
 
 
-def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
+def _initial_state(config: RunConfig, parts: Parts, phases: Phases) -> State:
     """The state before the first step."""
     policies = parts.start(config.seed)
     trees = {name: policies[name] for name in parts.trained}
@@ -288,33 +288,33 @@ def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
 def _resumed(
     states: list[State], checkpoints: Sequence[Checkpoints], reached: float, unsaved: float
 ) -> list[State]:
-    """The states of the newest step that all have a whole checkpoint of; as they are, where there is none.
+    """The states of the newest step that all seeds have a complete checkpoint of; unchanged if there is none.
 
-    A run that was killed while its first checkpoint was saved has recorded `unsaved` steps at most. One that `reached`
-    more has lost its checkpoints, and would lose its records with its first step.
+    A run that was killed while its first checkpoint was saved has recorded `unsaved` steps at most. A run that
+    `reached` more steps has lost its checkpoints, and its first step would remove its records.
     """
-    by = METRICS
+    source = METRICS
     while True:
-        if lack := hosts.from_first(
-            lambda: [str(kept.directory) for kept in checkpoints if not steps(kept.directory)]
+        if empty := hosts.from_first(
+            lambda: [str(store.directory) for store in checkpoints if not steps(store.directory)]
         ):
             if reached > unsaved:
                 raise CheckpointError(
-                    f"{reached} steps are recorded, and no checkpoint is in '{lack[0]}': restore it, train in another "
+                    f"{reached} steps are recorded, and no checkpoint is in '{empty[0]}': restore it, train in another "
                     "folder, or begin again here, without these records, by --accept_changes"
                 )
-            for kept in checkpoints:
-                kept.set_aside()
+            for store in checkpoints:
+                store.set_aside()
             return states
-        found = [kept.resume(state.arrays, reached, by) for state, kept in zip(states, checkpoints)]
+        found = [store.resume(state.arrays, reached, source) for state, store in zip(states, checkpoints)]
         resumed = [state.restored(*one) for state, one in zip(states, found) if one]
         if len({state.step for state in resumed}) == 1:
             return resumed
-        reached, by = min(state.step for state in resumed), "another seed"
+        reached, source = min(state.step for state in resumed), "another seed"
 
 
 def _within(state: State, size: int) -> State:
-    """The state; at its next epoch, where accepted data are fewer problems than this epoch has used."""
+    """The state; moved to the next epoch if the accepted data have fewer problems than this epoch has used."""
     at = state.position
     return (
         state if at.index < size else dataclasses.replace(state, position=Position(at.epoch + 1, 0, at.seed))
@@ -343,28 +343,28 @@ def _load(
     config = configs[0]
     if problems := left_open(config):
         raise ConfigError(problems)
-    early = hosts.from_first(lambda: settled_for(folders[0], config))
-    shapes = settled_shapes(early, config)
-    # Before the weights are there: it counts them.
+    earlier = hosts.from_first(lambda: settled_for(folders[0], config))
+    shapes = settled_shapes(earlier, config)
+    # Before the weights are loaded, because the plan counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     # One process prepares missing data.
     named = hosts.after_first(lambda: load_named(config, _splits(config)))
     parts, splits = named.parts, named.splits
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
-    arrays, road = _arrays(config, parts, splits["train"], early)
+    compiled, road = _compiled_road(config, parts, splits["train"], earlier)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
-    # One for all seeds.
+    # All seeds share one.
     engine = functools.cache(lambda: settled_form(planned_engine(config, parts)) | inexact)
-    found = named.digests | phase_digests(config)
-    _agree({"digests": found})
+    digests = named.digests | phase_digests(config)
+    _agree({"digests": digests})
 
-    def begun() -> dict[str, Any]:
+    def begin_all() -> dict[str, Any]:
         for one, folder in zip(configs, folders):
-            settled = begin(folder, one, found, engine, accept_changes=accept_changes)
+            settled = begin(folder, one, digests, engine, accept_changes=accept_changes)
         return settled
 
-    settled = hosts.from_first(begun)
+    settled = hosts.from_first(begin_all)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
     shapes = settled_shapes(settled, config) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
@@ -383,16 +383,16 @@ def _load(
         live.note(warning)
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
-    return named, arrays, settled, Pace(config, planned)
+    return named, compiled, settled, Pace(config, planned)
 
 
 # ---------------------------------------------------------------- the choice of the road
 
 
-def _arrays(
+def _compiled_road(
     config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
 ) -> tuple[Compiled | None, str]:
-    """The compiled road where it is chosen and takes the cell, and the reason shown on the first page."""
+    """The compiled road, if it is chosen and supports the cell; and the text about the road on the first page."""
     if hosts.count() > 1:
         return None, f"hosted, shared by {hosts.count()} processes"
     if config.road == "hosted":
@@ -410,37 +410,37 @@ def _arrays(
 
 
 def _road(
-    arrays: Compiled | None,
+    compiled: Compiled | None,
     settled: Mapping[str, Any],
     runs: Sequence[Run],
     states: list[State],
     stack: contextlib.ExitStack,
 ) -> Road:
-    """The road of the run. With the choice of the faster road, both are timed once, on their first step."""
+    """The road of the run. If the faster road is to be chosen, both are timed once, on their first step."""
     hosted = functools.partial(_hosted, runs, stack)
-    if arrays is None:
+    if compiled is None:
         return hosted(states[0])
-    arrays.make_engines = hosted
+    compiled.make_engines = hosted
     chosen: str = runs[0].config.road
     if chosen == "auto" and "road" in settled:
         chosen = settled["road"]
     elif chosen == "auto":
-        arrays.engines = hosted(states[0])
+        compiled.engines = hosted(states[0])
         try:
-            seconds = {"compiled": _tried(arrays, runs, states)}
+            seconds = {"compiled": _seconds_of_step(compiled, runs, states)}
         except PlanError as error:
             chosen, why = "hosted", str(error)
         else:
-            seconds["hosted"] = _tried(arrays.engines, runs, states)
+            seconds["hosted"] = _seconds_of_step(compiled.engines, runs, states)
             chosen = min(seconds, key=lambda name: seconds[name])
             why = "a step took " + ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
         runs[0].live.note(f"road {chosen}: {why}")
-    _settle(runs, road=chosen, **({"devices": len(arrays.devices)} if chosen == "compiled" else {}))
-    return arrays if chosen == "compiled" else arrays.engines or hosted(states[0])
+    _settle(runs, road=chosen, **({"devices": len(compiled.devices)} if chosen == "compiled" else {}))
+    return compiled if chosen == "compiled" else compiled.engines or hosted(states[0])
 
 
-def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
-    """Seconds of the first step, made twice: the first time compiles. Nothing is kept of it."""
+def _seconds_of_step(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
+    """Seconds of the first step, made twice as the first time compiles; its results are dropped."""
     at, seconds = runs[0].phases.at(states[0].step), 0.0
     copied = lambda leaf: jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
     for _ in range(2):
@@ -459,7 +459,7 @@ def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
 
 
 def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> Hosted:
-    """The engines, which answer by the policies of this state; all starts of the run have the same."""
+    """The engines, with the policies of this state; their shapes are the same at all starts of the run."""
     run = runs[0]
     policies, made = run.parts.frozen_trees() | state.trees, list[Engines]()
     make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
@@ -469,7 +469,7 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
         shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
         made.append(make(shapes, state.updates, measured=measured))
-        if not measured:  # for the starts that follow
+        if not measured:  # for later starts
             _settle(runs, **settled_form(made[0].settings), measured=True)
         return made[0].settings
 
@@ -492,9 +492,9 @@ def _settle(runs: Sequence[Run], **measured: Any) -> None:
 def _records(
     config: RunConfig, folder: Path, step: int, live: Live, stack: contextlib.ExitStack
 ) -> tuple[JsonLines, JsonLines, list[Board]]:
-    """The writers of metrics and evaluations. Lines after the newest checkpoint are removed, and are made again.
+    """The writers of metrics and evaluations. Lines after the newest checkpoint are removed, and will be made again.
 
-    Evaluations by `experiments.evaluate` are not made again: those of the base stay, and of others a warning is shown.
+    Evaluations by `experiments.evaluate` are not made again: those of the base stay, and a warning is shown for others.
     """
     written = JsonLines if hosts.is_first() else Unwritten
     metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")

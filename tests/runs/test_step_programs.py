@@ -31,7 +31,7 @@ def test_the_programs_of_a_step_do_what_it_does(base, seeds):
     parts = load_parts(config)
     state = compiled.start(config, parts=parts)
     given = [(state, *next(compiled.batches(config, parts=parts, seed=seed))) for seed in range(2)]
-    given = in_arrays._together(given) if seeds else given[0]
+    given = in_arrays._stack(given) if seeds else given[0]
     halves = compiled.make_halves(config, parts=parts, seeds_axis="seeds" if seeds else None)
     layout = Layout.on(jax.devices()[0], seeds)
     given = jax.device_put(given, layout.whole)

@@ -81,7 +81,7 @@ with Stop(0.5) as stop:
     stop.farewell = lambda: 1 / 0
     print("there", flush=True)
     time.sleep(4)
-    print("heeded" if stop.heed() else "not asked", flush=True)
+    print("heeded" if stop.requested() else "not asked", flush=True)
 """
 EARLY = """
 import time
@@ -89,7 +89,7 @@ from marl_jax.runs.stopping import Stop
 with Stop(5.0) as stop:
     stop.farewell = lambda: print("farewell", flush=True)
     print("there", flush=True)
-    while not stop.heed():
+    while not stop.requested():
         time.sleep(0.01)
     time.sleep(6)
 print("ended by itself", flush=True)
