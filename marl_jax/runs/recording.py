@@ -23,7 +23,7 @@ def record_step(
     decode: Decoders,
     trainer: Sequence[np.ndarray | None],
 ) -> None:
-    """The first problems of a training step, if the step is recorded."""
+    """Write the first problems of a training step, if the step is one to record."""
     every = config.logging.episodes_every
     if every and (step % every == 0 or step in (1, config.steps)):
         path = folder / f"step-{step:06d}.parquet"
@@ -31,7 +31,7 @@ def record_step(
 
 
 def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
-    """The first problems of an evaluation: the same ones each time, with the same noise."""
+    """Write the first problems of an evaluation: the same ones each time, with the same noise."""
     if wanted := config.evaluation.recorded:
         _write(folder / f"val-{step:06d}.parquet", config, step, table, wanted, decode)
 
@@ -54,10 +54,10 @@ def _write(
     decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """As many of the wanted problems, with all their episodes, as fit into a file's share.
+    """Write as many of the `wanted` problems, with all their episodes, as fit into a file's share of the budget.
 
-    One problem above the share stays while all files are within the part of the budget that is due by this step, so
-    that long texts are recorded less often, and to the end of the run.
+    A single problem above the share is kept while all files are within the part of the budget that is due by this
+    step: long texts are recorded less often, but to the end of the run.
     """
     by_task = itertools.groupby(table.bare_episodes, lambda bare: bare.task.id)
     ends = list(itertools.accumulate(len(list(episodes)) for _, episodes in by_task))
@@ -72,7 +72,7 @@ def _write(
         if size <= share:
             return
         if problems == 1:
-            # Not those that a killed process wrote after this one, so that a resumed run records what a whole one does.
+            # Without later files of a killed process: a resumed run must record what an uninterrupted run does.
             others = [
                 other.stat().st_size
                 for other in path.parent.glob("*.parquet")
@@ -85,11 +85,11 @@ def _write(
 
 
 def _order(path: Path) -> tuple[str, str]:
-    """By step; at one step the episodes of training come before those of the evaluation."""
+    """A sort key: by step, and at one step the episodes of training before those of the evaluation."""
     return path.stem.partition("-")[2], path.stem
 
 
 def _files(config: RunConfig) -> int:
-    """How many files of episodes a whole run writes, of training steps and of evaluations."""
+    """How many files of episodes a complete run writes, of training steps and of evaluations."""
     spans = (config.logging.episodes_every, config.evaluation.recorded and config.evaluation.every)
     return sum(config.steps // every + 2 for every in spans if every) or 1

@@ -31,19 +31,19 @@ from marl_jax.terminal.live import Live
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All that a step needs and that stays as it is."""
+    """The objects that steps need and that are the same from step to step."""
 
     config: RunConfig
     parts: Parts
     folder: Path
     problems: TaskIterator
-    watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[str, Any]  # fields that mark its lines in `eval.jsonl`
+    watched: list[Task]  # the problems of evaluations; empty: never evaluated
+    about: dict[str, Any]  # fields that mark the run's lines in `eval.jsonl`
     phases: Phases
     checkpoints: Checkpoints
     metrics: JsonLines
     evaluations: JsonLines
-    watch: Watch  # the alarms that follow from both
+    watch: Watch  # the alarms of metrics and evaluations
     boards: list[Board]
     live: Live
     stop: Stop
@@ -54,7 +54,7 @@ class Run:
 class Made:
     """The results of a step of one run."""
 
-    table: Table  # with rewards, advantages, and what trains
+    table: Table  # with the columns reward, advantage and trains
     groups: Mapping[str, GroupCounts]  # by role
     counted: Mapping[str, float]  # counts of the road: draws of dynamic sampling, answers beyond the arrays
     report: Report
@@ -67,7 +67,7 @@ class Road(Protocol):
     """A way to make steps; the runs given to it are at the same step, and differ only in their seed."""
 
     def serve(self, state: State) -> Player:
-        """A player, whose engines answer by the policies of this state."""
+        """A player, with the policies of this state in its engines."""
 
     def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
         """The results of the next step of each run."""

@@ -1,4 +1,4 @@
-"""The state of a run: everything that changes from step to step. The newest checkpoint holds it, and nothing else."""
+"""The state of a run: everything that changes from step to step. The newest checkpoint contains it and nothing else."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from marl_jax.tasks.buffer import Entries, Entry
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that changes from step to step; a checkpoint holds all but `failure`, an old one without the learner."""
+    """All that changes from step to step; checkpoints contain all but `failure`, and old ones lack the learner."""
 
     step: int
     trees: dict[str, Tree]  # of the policies that learn
@@ -22,11 +22,11 @@ class State:
     best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
     # Length and readability of every role's first completions.
     form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    buffer: Entries = ()  # of tasks that calls were about
-    phase: int | None = None  # the last that was begun, counted over all rounds; see `phases`
-    # What that phase is compared with; None where all have their base.
+    buffer: Entries = ()  # tasks that earlier calls were about, see `tasks.buffer`
+    phase: int | None = None  # number of the last phase begun, counted over all rounds; see `phases`
+    # Reference weights of that phase; None if the reference of every policy is its base.
     reference: dict[str, Tree] | None = None
-    failure: str = ""  # why the run ends here, with all of it good; it is not saved
+    failure: str = ""  # why the run ends after this step, although the state is good; not saved
 
     @property
     def updates(self) -> dict[str, int]:
@@ -49,7 +49,7 @@ class State:
         return rest | {"position": dataclasses.asdict(self.position)} | buffer
 
     def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
-        """The state that a checkpoint holds."""
+        """The state of a checkpoint with these arrays and numbers."""
         rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
         rest |= {"phase": numbers.get("phase"), "reference": arrays.get("reference")}
         rest |= {"buffer": tuple(map(Entry.from_json, numbers.get("buffer", ())))}

@@ -2,7 +2,7 @@
 
 reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., choice/ROLE/..., copied/ROLE,
 repeated/ROLE, drift/ROLE/...
-policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/... is all that may differ
+policy/..., role/..., gradient/..., cosine/... from the learner's report; only time/... may differ between equal runs
 """
 
 import collections
@@ -34,7 +34,7 @@ class Clock:
 
     @contextlib.contextmanager
     def __call__(self, phase: str, parts: Callable[[], Mapping[str, float]] = dict) -> Iterator[None]:
-        """The time inside is that of a phase; `parts()` has the seconds of each part so far."""
+        """Count the time inside as that of `phase`; `parts()` returns the seconds of each of its parts so far."""
         self._count()
         self._phases.append(phase)
         before = dict(parts())
@@ -43,21 +43,21 @@ class Clock:
         finally:
             self._count()
             self._phases.pop()
-            of = self._parts.setdefault(phase, {})
+            totals = self._parts.setdefault(phase, {})
             for part, seconds in parts().items():
-                of[part] = of.get(part, 0.0) + seconds - before.get(part, 0.0)
+                totals[part] = totals.get(part, 0.0) + seconds - before.get(part, 0.0)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Mark the beginning of a step."""
         self._step = time.perf_counter()
 
     def measures(self, tokens: int) -> dict[str, float]:
-        """The lines `time/NAME` of the step that ends, and since the step before."""
+        """The values `time/NAME` of the step that ends; all but `time/step` begin where the step before ended."""
         now = self._count()
         step, wall, self._line = now - self._step, now - self._line, now
         spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         for phase, parts in self._parts.items():
-            if parts:  # the rest is work of the host
+            if parts:  # the remaining time is work of the host
                 parts["host"] = self._seconds[phase] - sum(parts.values())
             spent |= {f"time/{phase}/{part}": seconds for part, seconds in parts.items()}
         self._seconds, self._parts = {}, {}
@@ -78,7 +78,7 @@ def of_step(
     now: Mapping[str, Mapping[str, float]],  # the `form` of the table
     base_form: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """The line of a step for `metrics.jsonl`, but for its number."""
+    """The line of a step for `metrics.jsonl`, without its number."""
     episodes = table.bare_episodes
     values: dict[str, Any] = {
         "reward": float(np.mean([bare.outcome for bare in episodes])),
@@ -96,8 +96,8 @@ def of_step(
         calls = table.having(role=role)
         values[f"reward/{role}"] = mean(table.reward[calls])
         for name, component in table.components.items():
-            if len(there := component[calls & ~np.isnan(component)]):
-                values[f"credit/{role}/{name}"] = mean(there)
+            if len(earned := component[calls & ~np.isnan(component)]):
+                values[f"credit/{role}/{name}"] = mean(earned)
         if len(own := worth[calls & known & table.sound]):
             values[f"own/{role}"] = float(np.mean(own))
     for role, counts in groups.items():
@@ -113,26 +113,26 @@ def of_step(
 
 
 def branching(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of episodes that fork: paths per episode, and by level how far the branches of a fork are apart in outcome."""
+    """For episodes that fork: paths per episode, and by level the spread of outcomes over the branches of a fork."""
     if not any(bare.leaves for bare in episodes):
         return {}
-    apart: dict[int, list[float]] = collections.defaultdict(list)
+    spreads: dict[int, list[float]] = collections.defaultdict(list)
     for bare in episodes:
-        below: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
+        outcomes: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
         for leaf in bare.leaves:
             for depth in range(len(leaf.path) + 1):
-                below[leaf.path[:depth]].append(leaf.outcome)
+                outcomes[leaf.path[:depth]].append(leaf.outcome)
         forks: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
-        for path in filter(None, below):
-            forks[path[:-1]].append(float(np.mean(below[path])))
+        for path in filter(None, outcomes):
+            forks[path[:-1]].append(float(np.mean(outcomes[path])))
         for fork, means in forks.items():
-            apart[len(fork) + 1].append(float(np.std(means)))
-    values = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
+            spreads[len(fork) + 1].append(float(np.std(means)))
+    values = {f"tree/apart/{level}": float(np.mean(spreads[level])) for level in sorted(spreads)}
     return {"tree/paths": sum(len(bare.leaves) or 1 for bare in episodes) / len(episodes), **values}
 
 
 def form(table: Table) -> dict[str, dict[str, float]]:
-    """{role: length and readability of its completions}, to be compared with its first ones."""
+    """{role: length and readability of its completions}, to compare with those of its first completions."""
     shapes = {}
     sampled = table.take(table.length > 0)
     for role in sampled.present():

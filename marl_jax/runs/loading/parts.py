@@ -48,31 +48,31 @@ class PartsError(UserError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a run that stay as they are."""
+    """The parts of a run that never change."""
 
     specs: dict[str, PolicySpec]  # by policy; the base is its directory
     bases: dict[str, Tree]  # by directory, like the next two
     models: dict[str, ModelConfig]
-    tokenizers: dict[str, Any]  # equal ones are one object
+    tokenizers: dict[str, Any]  # equal tokenizers are one object
     workflow: Workflow
     prompts: Prompts
     credit: Credit
     mesh: Mesh | None
     lora_rank: int
-    lora_scale: float | None  # None where no policy has an adapter
+    lora_scale: float | None  # None if no policy has an adapter
     metric: Metric | None = None  # the user's measure of accuracy; None: the grade of the answer
-    # {policy: pairs of tokens that its base has seen}, None where the base does not state them.
+    # {policy: pairs of tokens that its base has seen}, None if the base does not state them.
     pairs: Mapping[str, Pairs | None] = dataclasses.field(default_factory=dict)
 
     @property
     def alike(self) -> bool:
-        """Whether all policies have one shape and one tokenizer, and adapters all of them or none."""
-        learn = [self.specs[name] for name in self.trained]
+        """Whether all policies have one shape and one tokenizer, and either all that learn have adapters or none."""
+        learning = [self.specs[name] for name in self.trained]
         of_policies = self.of_policies(self.tokenizers).values()
         return (
             len({*self.of_policies(self.models).values()}) == 1
             and len({id(tokenizer) for tokenizer in of_policies}) == 1
-            and len({spec.lora for spec in learn}) <= 1
+            and len({spec.lora for spec in learning}) <= 1
         )
 
     @property
@@ -86,7 +86,7 @@ class Parts:
         return next(iter(self.of_policies(self.tokenizers).values()))
 
     def of_policies(self, by_base: Mapping[str, Any]) -> dict[str, Any]:
-        """{policy: what its base has}."""
+        """{policy: the entry of its base}."""
         return {name: by_base[spec.base] for name, spec in self.specs.items()}
 
     @functools.cached_property
@@ -110,21 +110,21 @@ class Parts:
     def start(self, seed: int) -> dict[str, Tree]:
         """{policy: tree} before any update; adapters are drawn from the seed, one after another."""
         keys = dict(zip(self.specs, jax.random.split(jax.random.key(seed), len(self.specs))))
-        # A copy of an adapter for each device that its base lies on.
-        everywhere = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+        # Each device of the base gets a copy of its adapters.
+        replicated = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
         def adapter(policy: str) -> Tree:
             fresh = init_lora(keys[policy], self.models[self.specs[policy].base], self.lora_rank, 1)
-            return jax.tree.map(lambda leaf: jax.device_put(leaf[0], everywhere), fresh)
+            return jax.tree.map(lambda leaf: jax.device_put(leaf[0], replicated), fresh)
 
         return init_policies(self.specs, self.bases, adapter)
 
     def frozen_trees(self) -> dict[str, Tree]:
-        """The policies that are served and never change."""
+        """{policy: tree} of the policies that are served and never change."""
         return {name: self.bases[spec.base] for name, spec in self.specs.items() if spec.frozen}
 
     def references(self, trees: dict[str, Tree]) -> dict[str, Tree]:
-        """{policy: tree of its start} for those of these that learn: its base, or an adapter that is off."""
+        """{policy: tree of its start} for the policies of `trees`: its base, or an adapter of zeros."""
         return {
             name: jax.tree.map(jnp.zeros_like, tree)
             if self.specs[name].lora
@@ -133,22 +133,22 @@ class Parts:
         }
 
     def learned_bases(self) -> dict[str, Tree]:
-        """{policy: the frozen weights under its adapter}; empty where all weights are trained."""
+        """{policy: the frozen weights under its adapter}; empty if all weights are trained."""
         return {name: self.bases[self.specs[name].base] for name in self.trained if self.specs[name].lora}
 
 
 def load_parts(config: RunConfig) -> Parts:
-    """Read all that the configuration names, but for the tasks."""
-    chosen = config.policies
-    specs = chosen.specs
+    """Read all parts that the configuration names, except for the tasks."""
+    policies = config.policies
+    specs = policies.specs
     mesh = make_mesh(config)
-    models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
+    models = {spec.base: _model(spec.base, policies.dtype) for spec in specs.values()}
     tokenizers = _tokenizers(models)
     workflow = find(config.workflow.name)
     adapters = any(spec.lora for spec in specs.values())
-    laid = None if mesh is None else lambda model: shardings(model, mesh)
-    with _in_a_line():
-        bases = {base: load_hf(base, dtype=chosen.dtype, shardings=laid)[1] for base in models}
+    placement = None if mesh is None else lambda model: shardings(model, mesh)
+    with _one_line_errors():
+        bases = {base: load_hf(base, dtype=policies.dtype, shardings=placement)[1] for base in models}
         pairs = {name: read_pairs(spec.base) for name, spec in specs.items()}
     return Parts(
         specs=specs,
@@ -159,8 +159,8 @@ def load_parts(config: RunConfig) -> Parts:
         prompts=words(config),
         credit=make_credit(config.rewards),
         mesh=mesh,
-        lora_rank=chosen.lora_rank,
-        lora_scale=chosen.lora_alpha / chosen.lora_rank if adapters else None,
+        lora_rank=policies.lora_rank,
+        lora_scale=policies.lora_alpha / policies.lora_rank if adapters else None,
         metric=load_metric(config.evaluation.metric) if config.evaluation.metric else None,
         pairs=pairs,
     )
@@ -182,7 +182,7 @@ def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[
 
 
 def words(config: RunConfig) -> Prompts:
-    """The prompts, with a file that can be read for every role of a built-in workflow."""
+    """The prompts; refused if the file of a role of a built-in workflow cannot be read."""
     folder = {} if config.workflow.prompts_folder is None else {"folder": config.workflow.prompts_folder}
     try:
         prompts = load_prompts(config.data.family, config.workflow.prompts, **folder)
@@ -216,10 +216,10 @@ def make_mesh(config: RunConfig) -> Mesh | None:
 
 
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
-    """The tasks of a split; none at all is refused."""
+    """The tasks of a split; an empty split is refused."""
     if is_own(config.name):
-        made = called(load_own(config.name, "data set"), f"data set '{config.name}'", split)
-        tasks: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
+        own_tasks = called(load_own(config.name, "data set"), f"data set '{config.name}'", split)
+        tasks: Sequence[Task] = check_tasks(own_tasks, config.name, split, config.family, graded=False)
     else:
         procedural = config.name in KINDS
         tasks = load(
@@ -246,7 +246,7 @@ def check_answers(config: RunConfig, split: str, tasks: Sequence[Task]) -> None:
 
 
 def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train: Sequence[Task]) -> str:
-    """A warning where problems of an evaluation are also in the training set; else empty."""
+    """A warning if problems of an evaluation are also in the training set; else empty."""
     both = shared(tasks, train)
     if not both:
         return ""
@@ -257,7 +257,7 @@ def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train
 
 
 def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:
-    """Of all that a run depends on besides its configuration."""
+    """The digests of all that a run depends on besides its configuration."""
     names = {
         "workflow": config.workflow.name,
         "rewards": config.rewards.name,
@@ -290,14 +290,14 @@ def _model(directory: str, dtype: str | None) -> ModelConfig:
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
             "another directory with --config.policies.base or policies.bases"
         )
-    with _in_a_line():
+    with _one_line_errors():
         model = load_config(directory, dtype=dtype)
     return model
 
 
 @contextlib.contextmanager
-def _in_a_line() -> Iterator[None]:
-    """What cannot be read is an error of one line."""
+def _one_line_errors() -> Iterator[None]:
+    """Raise read errors inside as a `PartsError` of one line."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -310,7 +310,7 @@ def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
     tokenizers = {}
     for directory, model in models.items():
         digest = digest_tokenizer(directory)
-        with _in_a_line():
+        with _one_line_errors():
             if digest not in loaded:
                 loaded[digest] = _tokenizer(directory, model)
             check_vocabulary(loaded[digest], model)
@@ -334,12 +334,12 @@ def _check_copies(
     """Refuse a phase that copies a policy to one where its weights would be another model."""
     for number, phase in enumerate(config.phases, 1):
         for to, of in phase.copies.items():
-            target, theirs = specs[to], specs[of]
-            if models[target.base] != models[theirs.base] or target.lora != theirs.lora:
+            target, source = specs[to], specs[of]
+            if models[target.base] != models[source.base] or target.lora != source.lora:
                 why = "weights of another form: give both bases of one shape, and adapters both or neither"
-            elif target.base != theirs.base and target.lora:
+            elif target.base != source.base and target.lora:
                 why = "its adapter on another base: give both one base, or train them in full"
-            elif digest_tokenizer(target.base) != digest_tokenizer(theirs.base):
+            elif digest_tokenizer(target.base) != digest_tokenizer(source.base):
                 why = "another tokenizer: give both bases of one tokenizer"
             else:
                 continue
@@ -347,5 +347,5 @@ def _check_copies(
 
 
 def data_digest(tasks: Sequence[Task]) -> str:
-    """Of a split's content and order."""
+    """The digest of a split's content and order."""
     return getattr(tasks, "digest", None) or hashlib.sha256(repr(list(tasks)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""From a configuration to a player: the parts of a run and its engines come together here.
+"""From a configuration to a player: here the parts of a run are joined with its engines.
 
 parts, shapes ──► engines ──► Player ──play(tasks)──► the table of their calls
 """
@@ -58,16 +58,16 @@ def load_named(config: RunConfig, splits: Sequence[str]) -> Named:
     parts = load_parts(config)
     start_graders(config)
     tasks = {split: load_tasks(config.data, split) for split in splits}
-    for split, those in tasks.items():
-        check_answers(config, split, those)
+    for split, split_tasks in tasks.items():
+        check_answers(config, split, split_tasks)
     return Named(parts, tasks, digests(config, parts, tasks))
 
 
 def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequence[Task]) -> None:
-    """Refuse, before anything is compiled, too few problems for a step, and a run without a first answer.
+    """Refuse, before anything is compiled, too few problems for a step, and a run that cannot get a first answer.
 
     A problem that is in a batch twice would be played twice with the same noise. The workflow is begun on a few
-    problems: either it raises on all, or its shortest prompt is longer than allowed. `tokenizers` are by policy.
+    problems, and refused if it raises on all or if its shortest prompt is too long. `tokenizers` are by policy.
     """
     if config.steps and config.data.problems > len(tasks):
         carved = 0 if config.data.name in KINDS else config.data.val_size
@@ -76,25 +76,25 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
             f"data.problems is {config.data.problems} and the train split has {len(tasks)}: lower "
             f"--config.data.problems (--config.rollout.samples gives more episodes of each){taken}"
         )
-    lengths, traces, longest = [], [], config.engine.max_prompt
+    lengths, traces, allowed = [], [], config.engine.max_prompt
     workflow, prompts = find(config.workflow.name).bind(**config.workflow.settings), words(config)
     chats = Chats(tokenizers, config.policies.map)
-    some = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
+    tried = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
     limits = dataclasses.replace(config.rollout.limits, context=None)
-    for task in some:
+    for task in tried:
         key = (config.seed, 1, task_key(task), 0)
         episode = Running(task, 0, key, workflow, prompts, chats.of, limits)
         lengths += [len(item.prompt) for item in episode.advance() if isinstance(item, Ask)]
         traces += [episode.trace or episode.error or ""] if episode.error else []
         episode.close()
-    if some and len(traces) == len(some) and config.rollout.max_failed is not None:
+    if tried and len(traces) == len(tried) and config.rollout.max_failed is not None:
         raise EpisodesFailed(
-            f"workflow '{workflow.name}' ended in an error on all {len(some)} problems that it was tried on; the "
+            f"workflow '{workflow.name}' ended in an error on all {len(tried)} problems that it was tried on; the "
             f"first:\n{traces[0].rstrip()}"
         )
-    if lengths and min(lengths) > longest and limits.overlong == "refuse":
+    if lengths and min(lengths) > allowed and limits.overlong == "refuse":
         raise PartsError(
-            f"engine.max_prompt is {longest}, and the shortest prompt of {len(some)} problems has {min(lengths)} "
+            f"engine.max_prompt is {allowed}, and the shortest prompt of {len(tried)} problems has {min(lengths)} "
             f"tokens (the longest {max(lengths)}): raise it, with room for what later prompts show"
         )
 
@@ -105,15 +105,15 @@ def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) ->
     models = {name: parts.models[spec.base] for name, spec in config.policies.specs.items()}
     check_tokens(config, models)
     sizes = memory.sizes_of(config, models, device)
-    needed = memory.training(config, sizes, demand)[0] if training else ()
+    parts_of_training = memory.training(config, sizes, demand)[0] if training else ()
     try:
-        return memory.shapes(config, models, device, device.memory, needed, demand)
+        return memory.shapes(config, models, device, device.memory, parts_of_training, demand)
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
 
 
 def settled_form(shapes: Shapes) -> dict[str, Any]:
-    """As `config.json` has it: `engine` where all have the same shapes, else `engines` by base."""
+    """The shapes as in `config.json`: `engine` if all engines have the same, else `engines` by base."""
     forms = {base: fields.to_json(one) for base, one in shapes.items()}
     return {"engines": forms} if len({*shapes.values()}) > 1 else {"engine": next(iter(forms.values()))}
 
@@ -137,20 +137,20 @@ def settled_shapes(settled: Mapping[str, Any], config: RunConfig) -> Shapes | No
 
 
 def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
-    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other."""
+    """The shapes of one engine. In earlier versions all lanes moved from one cache length to the next."""
     known = {name: value for name, value in form.items() if name != "grows"}
     if len(known) < len(form) and known.get("lanes_at"):
         raise FolderError(
             f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    whole = fields.filled(EngineSettings, known)
-    whole["features"].pop("untempered", None)  # earlier versions could record those log-probs too
-    return fields.from_json(EngineSettings, whole)
+    complete = fields.filled(EngineSettings, known)
+    complete["features"].pop("untempered", None)  # earlier versions could record those log-probs too
+    return fields.from_json(EngineSettings, complete)
 
 
 def start_graders(config: RunConfig) -> None:
-    """Open the workers that grade, so that a machine that cannot isolate programs says so before anything is played."""
+    """Start the graders; a machine that cannot isolate programs is refused here, before anything is played."""
     if config.data.family == "code":
         from marl_jax.rewards.sandbox.pool import default_pool
 
@@ -171,10 +171,10 @@ def make_service(
     measured: bool = False,
     log: Path | None = None,
 ) -> Engines:
-    """The engines that answer for every policy of the run, those of one model all of one shape.
+    """The engines that answer for every policy of the run; engines of one model have the same shapes.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`). A vLLM server
-    that is started for them writes to `log`, and several to files beside it.
+    that is started for the engines writes to `log`, and several servers to files next to it.
     """
     if config.engine.kind == "vllm":
         return Servers(
@@ -215,11 +215,11 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     shapes = service.settings
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
-    needless = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
-    chosen = config.rollout
-    # As asked for, where the engine's own context is rounded up, by so much as the kind of device has it.
+    needs_no_answer = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
+    options = config.rollout
+    # The longest call, as the engine's own context is rounded up by an amount that depends on the kind of device.
     longest = config.engine.max_prompt + max(role.max_new_tokens for role in config.role_settings.values())
-    context = min(chosen.limits.context or longest, longest, *(one.context for one in shapes.values()))
+    context = min(options.limits.context or longest, longest, *(one.context for one in shapes.values()))
     return Player(
         parts.workflow,
         parts.of_policies(parts.models),
@@ -228,23 +228,23 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
         config.policies.map,
         config.role_settings,
         parts.prompts,
-        limits=dataclasses.replace(chosen.limits, context=context),
+        limits=dataclasses.replace(options.limits, context=context),
         pace={
-            "mode": chosen.mode,
-            "tool_delay": chosen.tool_delay,
-            "tool_threads": chosen.tool_threads,
+            "mode": options.mode,
+            "tool_delay": options.tool_delay,
+            "tool_threads": options.tool_threads,
             "ahead": memory.look_ahead(config, lanes),
         },
-        max_failed=chosen.max_failed,
-        answers=not (parts.workflow.answers or needless),
-        of_all=_of_all,
+        max_failed=options.max_failed,
+        answers=not (parts.workflow.answers or needs_no_answer),
+        of_all=_summed,
     )
 
 
-def _of_all(done: Progress) -> Progress:
-    """The progress of all processes, summed: what a rollout is judged by."""
-    parts = hosts.together(lambda: done)
+def _summed(progress: Progress) -> Progress:
+    """The progress summed over all processes, by which a rollout is judged."""
+    parts = hosts.together(lambda: progress)
     if len(parts) == 1:
-        return done
+        return progress
     counts = {name: sum(getattr(one, name) for one in parts) for name in ("episodes", "failed", "silent")}
     return Progress(**counts, trouble=next(filter(None, (one.trouble for one in parts)), ""))

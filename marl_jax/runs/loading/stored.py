@@ -36,11 +36,11 @@ class Stored:
 
     step: int
     trees: dict[str, Tree]
-    updates: dict[str, int]  # behind each policy
+    updates: dict[str, int]  # optimiser updates of each policy
 
     @property
     def name(self) -> str:
-        """As written in a flag."""
+        """Its name in a flag."""
         return str(self.step) if self.step else "base"
 
 
@@ -62,7 +62,7 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
 
 
 def config_of(path: Path) -> RunConfig:
-    """The configuration of a run, whose bases must be there; no flag of a command can name others."""
+    """The configuration of a run, whose bases must exist; no flag of a command can name others."""
     config = read_config(path)
     for base in dict.fromkeys(spec.base for spec in config.policies.specs.values()):
         if not (place := located(base)).is_dir():
@@ -72,7 +72,7 @@ def config_of(path: Path) -> RunConfig:
 
 
 def on_these_devices(config: RunConfig) -> RunConfig:
-    """The same over the mesh of the training where there are enough devices, else on one device."""
+    """The configuration, over the mesh of the training if there are enough devices, else on one device."""
     wanted, there = config.mesh.data * config.mesh.model, len(jax.local_devices())
     if wanted <= there:
         return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
@@ -85,7 +85,7 @@ def on_these_devices(config: RunConfig) -> RunConfig:
 
 
 def on_one_device(config: RunConfig) -> RunConfig:
-    """The same without a mesh."""
+    """The configuration without a mesh."""
     return dataclasses.replace(config, mesh=MeshConfig())
 
 
