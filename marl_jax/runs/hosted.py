@@ -26,7 +26,7 @@ from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.recording import tool_log
-from marl_jax.runs.run import Made, Run
+from marl_jax.runs.run import Result, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.step_metrics import Clock
 from marl_jax.table import Table
@@ -50,11 +50,11 @@ class Hosted:
             self._served = state.trees
         return self.player
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
+    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
         """The results of the next step of each run."""
         return [self._step(run, state, at, clock) for run, state in zip(runs, states)]
 
-    def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Made:
+    def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Result:
         config, parts = run.config, run.parts
         calls, counts = run.phases.collected_calls(at, state.step), None
         if calls is None:
@@ -86,7 +86,7 @@ class Hosted:
                 (trees, learned, report), failure = error.outcome, str(error)
         draws = dataclasses.asdict(counts) if counts else {}
         counted = {f"draws/{name}": value for name, value in draws.items()}
-        return Made(table, groups, counted, report, trees, learned, failure)
+        return Result(table, groups, counted, report, trees, learned, failure)
 
     def _play_and_grade(
         self, run: Run, state: State, at: Place, clock: Clock

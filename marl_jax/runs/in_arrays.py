@@ -1,6 +1,6 @@
 """The compiled road: a step is a few programs of `marl_jax.compiled`.
 
-    State ──compiled.state_of──► programs ──► columns of the played calls ──to_host──► Table ──┬──► Made
+    State ──compiled.state_of──► programs ──► columns of the played calls ──to_host──► Table ──┬──► Result
                                      └─────► trees and metrics of policies that learned meanwhile ─┘
 
 One seed uses all devices: its problems are split over them. Several seeds are distributed over the devices. On
@@ -42,7 +42,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.hosted import Hosted, tasks_of_step
 from marl_jax.runs.loading.parts import Parts
-from marl_jax.runs.run import Made, Run
+from marl_jax.runs.run import Result, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
@@ -122,7 +122,7 @@ class Compiled:
             self.engines = self.make_engines(state)
         return self.engines.serve(state)
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
+    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
         """The results of the next step of each run. The states are unchanged."""
         runs[0].live.phase("sampling and learning")
         with clock("prepare"):
@@ -285,7 +285,7 @@ class Compiled:
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
         return table
 
-    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: Place) -> Made:
+    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: Place) -> Result:
         (trees, learner_states), columns, metrics = outputs
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
@@ -311,7 +311,7 @@ class Compiled:
             outcome, failure = error.outcome, str(error)
         trees, states, report = outcome
         counted = {"beyond": int(metrics["beyond"])}
-        return Made(table, groups, counted, report, trees, states, failure)
+        return Result(table, groups, counted, report, trees, states, failure)
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:

@@ -44,7 +44,7 @@ from marl_jax.runs.evaluation import summary
 from marl_jax.runs.in_arrays import cpu_devices
 from marl_jax.runs.loading.play import EVALUATION_NOISE
 from marl_jax.runs.opening import folders_of, open_runs
-from marl_jax.runs.run import Made, Road, Run
+from marl_jax.runs.run import Result, Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.tasks.buffer import learned
@@ -180,51 +180,51 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
     clock.begin()
     at = runs[0].phases.at(states[0].step)
     states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
-    made = road.step(runs, states, at, clock)
+    results = road.step(runs, states, at, clock)
     with clock("log"):
-        after = [_after(run, at, state, one) for run, state, one in zip(runs, states, made)]
+        after = [_after(run, at, state, result) for run, state, result in zip(runs, states, results)]
     runs[0].pace.step(
-        (times := clock.measures(sum(int(one.table.length.sum()) for one in made)))["time/step"]
+        (times := clock.measures(sum(int(result.table.length.sum()) for result in results)))["time/step"]
     )
     with clock("log"):
         ungraded = sum(hosts.together(newly_ungraded))
-        for run, one, (state, values) in zip(runs, made, after):
-            run.phases.collect(at.phase, state.step, one.table)
+        for run, result, (state, values) in zip(runs, results, after):
+            run.phases.collect(at.phase, state.step, result.table)
             if hosts.is_first():
-                _report(run, state.step, one, values | times, ungraded)
+                _report(run, state.step, result, values | times, ungraded)
             ungraded = 0  # reported by the first of several seeds
     return [state for state, _ in after]
 
 
-def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[str, Any]]:
+def _after(run: Run, at: Place, state: State, result: Result) -> tuple[State, dict[str, Any]]:
     """The state after a step, which must be finite, and the metrics of the step."""
-    updates = {name: own.updates for name, own in made.learner.items()}
-    if what := broken_update(made.report, state.updates, updates):
+    updates = {name: learner_state.updates for name, learner_state in result.learner.items()}
+    if what := broken_update(result.report, state.updates, updates):
         raise diverged(run.folder, run.config, state.step + 1, what)
     # Calls read from files were counted when they were played.
-    played = made.table if at.phase.source == "play" else made.table.take([])
+    played = result.table if at.phase.source == "play" else result.table.take([])
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
-    learner, form = made.learner, step_metrics.form(made.table)
-    if made.failure:  # the next start counts from 0
-        learner = {name: own.replace(skipped=0) for name, own in learner.items()}
+    learner, form = result.learner, step_metrics.form(result.table)
+    if result.failure:  # the next start counts from 0
+        learner = {name: learner_state.replace(skipped=0) for name, learner_state in learner.items()}
     after = dataclasses.replace(
         state,
         step=state.step + 1,
-        trees=made.trees,
+        trees=result.trees,
         learner=learner,
         position=run.problems.position,
         buffer=buffer,
         accuracy=None,
         form=form | state.form,
-        failure=made.failure,
+        failure=result.failure,
     )
-    values = step_metrics.of_step(made.table, made.groups, made.counted, made.report, form, after.form)
+    values = step_metrics.of_step(result.table, result.groups, result.counts, result.report, form, after.form)
     return after, values | run.phases.about(at) | about_buffer
 
 
-def _report(run: Run, number: int, made: Made, values: dict[str, Any], ungraded: int) -> None:
+def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungraded: int) -> None:
     """Write the results of a step to the folder and show them; `ungraded` counts answers without a grade."""
-    config, parts, table = run.config, run.parts, made.table
+    config, parts, table = run.config, run.parts, result.table
     tokenizers = parts.of_policies(parts.tokenizers)
     if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
@@ -239,7 +239,7 @@ def _report(run: Run, number: int, made: Made, values: dict[str, Any], ungraded:
     for board in run.boards:
         board.write(number, values)
     trainer: list[Any] = [None] * len(table)
-    for row, logp in zip(np.flatnonzero(run.phases.reported(table)), made.report.trainer_logp):
+    for row, logp in zip(np.flatnonzero(run.phases.reported(table)), result.report.trainer_logp):
         trainer[row] = logp
     recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)

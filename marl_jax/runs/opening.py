@@ -65,7 +65,7 @@ from marl_jax.runs.loading.parts import (
     tokenizers_of,
 )
 from marl_jax.runs.loading.play import (
-    Named,
+    Loaded,
     check_problems,
     load_named,
     make_service,
@@ -126,8 +126,8 @@ def open_runs(
     with contextlib.ExitStack() as changes:
         for folder in folders if hosts.is_first() else ():
             changes.enter_context(taken_back(folder))
-        named, compiled, settled, pace = _load(configs, folders, accept_changes, live, stop)
-        parts = named.parts
+        loaded, compiled, settled, pace = _load(configs, folders, accept_changes, live, stop)
+        parts = loaded.parts
         networks = parts.networks(config.policies.remat, config.policies.attention)
         phases = [Phases(seeded, parts, networks, folder) for seeded, folder in zip(configs, folders)]
         states = [_initial_state(seeded, parts, run_phases) for seeded, run_phases in zip(configs, phases)]
@@ -140,7 +140,7 @@ def open_runs(
         reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
-        states = [_within(state, len(named.splits["train"])) for state in states]
+        states = [_within(state, len(loaded.splits["train"])) for state in states]
     for folder in folders if hosts.is_first() else ():
         (folder / DIVERGED).unlink(missing_ok=True)
     stop.check_together()
@@ -149,12 +149,12 @@ def open_runs(
     for seeded, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
         view = live if not runs else live.beside(f"seed {seeded.seed}")
         metrics, evaluations, boards = _records(seeded, folder, state.step, view, stack)
-        watched = named.splits.get("val", ())[: config.evaluation.problems]
-        problems = TaskIterator(named.splits["train"], seeded.data.problems, state.position)
+        watched = loaded.splits.get("val", ())[: config.evaluation.problems]
+        problems = TaskIterator(loaded.splits["train"], seeded.data.problems, state.position)
         seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
         watch = judge(*seen)
         runs.append(
-            Run(seeded, parts, folder, problems, list(watched), _about(seeded, named), run_phases, store, metrics,
+            Run(seeded, parts, folder, problems, list(watched), _about(seeded, loaded), run_phases, store, metrics,
                 evaluations, watch, boards, view, stop, pace)
         )  # fmt: skip
     return _road(compiled, settled, runs, states, stack), runs, states
@@ -321,9 +321,9 @@ def _within(state: State, size: int) -> State:
     )
 
 
-def _about(config: RunConfig, named: Named) -> dict[str, Any]:
+def _about(config: RunConfig, loaded: Loaded) -> dict[str, Any]:
     """The fields that mark the run's lines in `eval.jsonl`."""
-    val = named.splits.get("val", ())
+    val = loaded.splits.get("val", ())
     about = {
         "split": "val",
         "mode": "trained",
@@ -331,14 +331,14 @@ def _about(config: RunConfig, named: Named) -> dict[str, Any]:
         "problems": min(len(val), config.evaluation.problems),
         "of_problems": len(val),
         "samples": config.evaluation.samples,
-        "data": named.digests.get("data val"),
+        "data": loaded.digests.get("data val"),
     }
     return about | ({"metric": config.evaluation.metric} if config.evaluation.metric else {})
 
 
 def _load(
     configs: Sequence[RunConfig], folders: Sequence[Path], accept_changes: bool, live: Live, stop: Stop
-) -> tuple[Named, Compiled | None, dict[str, Any], Pace]:
+) -> tuple[Loaded, Compiled | None, dict[str, Any], Pace]:
     """The parts of the run, checked before compilation; the settings of the first start; measured step times."""
     config = configs[0]
     if problems := left_open(config):
@@ -348,20 +348,20 @@ def _load(
     # Before the weights are loaded, because the plan counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     # One process prepares missing data.
-    named = hosts.after_first(lambda: load_named(config, _splits(config)))
-    parts, splits = named.parts, named.splits
+    loaded = hosts.after_first(lambda: load_named(config, _splits(config)))
+    parts, splits = loaded.parts, loaded.splits
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
     compiled, road = _compiled_road(config, parts, splits["train"], earlier)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
     # All seeds share one.
     engine = functools.cache(lambda: settled_form(planned_engine(config, parts)) | inexact)
-    digests = named.digests | phase_digests(config)
+    digests = loaded.digests | phase_digests(config)
     _agree({"digests": digests})
 
     def begin_all() -> dict[str, Any]:
-        for one, folder in zip(configs, folders):
-            settled = begin(folder, one, digests, engine, accept_changes=accept_changes)
+        for seeded, folder in zip(configs, folders):
+            settled = begin(folder, seeded, digests, engine, accept_changes=accept_changes)
         return settled
 
     settled = hosts.from_first(begin_all)
@@ -383,7 +383,7 @@ def _load(
         live.note(warning)
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
-    return named, compiled, settled, Pace(config, planned)
+    return loaded, compiled, settled, Pace(config, planned)
 
 
 # ---------------------------------------------------------------- the choice of the road
@@ -461,22 +461,22 @@ def _seconds_of_step(road: Road, runs: Sequence[Run], states: Sequence[State]) -
 def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> Hosted:
     """The engines, with the policies of this state; their shapes are the same at all starts of the run."""
     run = runs[0]
-    policies, made = run.parts.frozen_trees() | state.trees, list[Engines]()
+    policies, services = run.parts.frozen_trees() | state.trees, list[Engines]()
     make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
 
     def first() -> Shapes:
         settled = read(run.folder)["settled"]
         shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
-        made.append(make(shapes, state.updates, measured=measured))
+        services.append(make(shapes, state.updates, measured=measured))
         if not measured:  # for later starts
-            _settle(runs, **settled_form(made[0].settings), measured=True)
-        return made[0].settings
+            _settle(runs, **settled_form(services[0].settings), measured=True)
+        return services[0].settings
 
     shapes = hosts.from_first(first)
-    if not made:
-        made.append(make(shapes, state.updates, measured=True))
-    service = made[0]
+    if not services:
+        services.append(make(shapes, state.updates, measured=True))
+    service = services[0]
     stack.callback(service.close)
     run.stop.check_together()
     return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)

@@ -213,11 +213,11 @@ def other_base(run: Path, specs: Mapping[str, PolicySpec]) -> str:
     adapters = {name: spec.base for name, spec in specs.items() if spec.lora}
     if not adapters:
         return ""
-    theirs, digests = read_config(run).policies.specs, read(run)["digests"]
+    their_specs, digests = read_config(run).policies.specs, read(run)["digests"]
     for name, base in adapters.items():
-        there = theirs[name].base
-        if digests[f"base {there}"] != digest_model(base):
-            return f"the adapter of '{name}' is over '{there}' there and over '{base}' here"
+        their_base = their_specs[name].base
+        if digests[f"base {their_base}"] != digest_model(base):
+            return f"the adapter of '{name}' is over '{their_base}' there and over '{base}' here"
     return ""
 
 

@@ -1,6 +1,6 @@
 """The objects of the training loop: the constant parts of a run, its roads, and the results of a step.
 
-Run, State ──Road──► Made: the table of a step, the learner's report, and the policies after it
+Run, State ──Road──► Result: the table of a step, the learner's report, and the policies after it
 """
 
 import dataclasses
@@ -51,12 +51,12 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class Result:
     """The results of a step of one run."""
 
     table: Table  # with the columns reward, advantage and trains
     groups: Mapping[str, GroupCounts]  # by role
-    counted: Mapping[str, float]  # counts of the road: draws of dynamic sampling, answers beyond the arrays
+    counts: Mapping[str, float]  # of the road: draws of dynamic sampling, answers beyond the arrays
     report: Report
     trees: dict[str, Tree]
     learner: dict[str, LearnerState]
@@ -69,5 +69,5 @@ class Road(Protocol):
     def serve(self, state: State) -> Player:
         """A player, with the policies of this state in its engines."""
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
+    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
         """The results of the next step of each run."""

@@ -45,7 +45,7 @@ EVALUATION_NOISE = 0  # every evaluation has this step's noise: checkpoints are 
 
 
 @dataclasses.dataclass(frozen=True)
-class Named:
+class Loaded:
     """The loaded parts of a configuration, with digests of all of them."""
 
     parts: Parts
@@ -53,14 +53,14 @@ class Named:
     digests: dict[str, str]
 
 
-def load_named(config: RunConfig, splits: Sequence[str]) -> Named:
+def load_named(config: RunConfig, splits: Sequence[str]) -> Loaded:
     """The parts and the tasks of these splits, which can be graded on this machine."""
     parts = load_parts(config)
     start_graders(config)
     tasks = {split: load_tasks(config.data, split) for split in splits}
     for split, split_tasks in tasks.items():
         check_answers(config, split, split_tasks)
-    return Named(parts, tasks, digests(config, parts, tasks))
+    return Loaded(parts, tasks, digests(config, parts, tasks))
 
 
 def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequence[Task]) -> None:
@@ -200,11 +200,11 @@ def make_service(
         to_text={base: tokenizer.decode for base, tokenizer in parts.tokenizers.items()},
     )
     service = make(settings, measured=measured)
-    found = {name: engine.settings for name, engine in service.engines.items()}
+    by_policy = {name: engine.settings for name, engine in service.engines.items()}
     models = parts.of_policies(parts.models)
-    alike = lambda name: [one for other, one in found.items() if models[other] == models[name]]
-    common = {parts.specs[name].base: common_shapes(alike(name)) for name in found}
-    if all(one == common[parts.specs[name].base] for name, one in found.items()):
+    alike = lambda name: [one for other, one in by_policy.items() if models[other] == models[name]]
+    common = {parts.specs[name].base: common_shapes(alike(name)) for name in by_policy}
+    if all(one == common[parts.specs[name].base] for name, one in by_policy.items()):
         return service
     del service  # its caches are freed before the new ones are made
     return make(common, measured=True)

@@ -73,13 +73,13 @@ def config_of(path: Path) -> RunConfig:
 
 def on_these_devices(config: RunConfig) -> RunConfig:
     """The configuration, over the mesh of the training if there are enough devices, else on one device."""
-    wanted, there = config.mesh.data * config.mesh.model, len(jax.local_devices())
-    if wanted <= there:
+    wanted, available = config.mesh.data * config.mesh.model, len(jax.local_devices())
+    if wanted <= available:
         return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
     logging.warning(
         "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
         wanted,
-        there,
+        available,
     )
     return on_one_device(config)
 
