@@ -1,1 +1,1 @@
-"""What a run needs of a machine, told before it begins."""
+"""Memory and time that a run needs on a machine, planned before it begins."""

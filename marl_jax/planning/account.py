@@ -1,4 +1,4 @@
-"""What XLA itself counts of a run's largest programs, compiled for the device at hand."""
+"""The memory of a run's largest programs as XLA itself counts it, compiled for the device at hand."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ from marl_jax.sampling.lanes import LaneTable
 
 
 def account(config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> str:
-    """A line for each program of each model, of the shapes that the device at hand has room for."""
+    """A line for each program of each model, at the shapes that the device at hand has room for."""
     plan, specs = make_plan(config, models, devices.here(), demand), config.policies.specs
     lines = [f"counted by XLA for {plan.device.name}: arguments + output + temporary - aliased"]
     kinds = {(models[name], spec.lora): name for name, spec in specs.items() if not spec.frozen}
@@ -38,23 +38,23 @@ def account(config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand
 
 
 def line_of(name: str, program: jax.stages.Compiled) -> str:
-    """What XLA counts of a program."""
+    """The line of a program: its memory as XLA counts it."""
     m: Any = program.memory_analysis()
     parts = (m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes)
     return f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
 
 
 def needed(m: Any) -> int:
-    """Bytes of a program by its `memory_analysis`; what it gives back in place counts once."""
+    """Bytes of a program by its `memory_analysis`; an output in the place of an argument counts once."""
     return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
 
 
 def lowered(
     config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan, policy: str | None = None
 ) -> dict[str, jax.stages.Lowered]:
-    """The programs at the largest shapes of a plan: of one device, stream, slice and bank.
+    """The programs at the largest shapes of a plan: for one device, stream, slice and bank.
 
-    `policy` is the one whose model it is; None: any that learns.
+    `policy` is the policy whose model is lowered; None: any policy that learns.
     """
     specs = config.policies.specs
     spec = specs[policy or next(name for name, one in specs.items() if not one.frozen)]

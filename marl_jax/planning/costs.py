@@ -1,8 +1,8 @@
-"""What programs cost, counted from shapes: what a backward pass keeps, its scratch memory, operations.
+"""Costs of programs, counted from shapes: activations kept for a backward pass, its scratch memory, operations.
 
-What a token keeps is traced: the residuals of the learner's own log-probs. What attention keeps and computes besides
-grows with pairs of tokens and is a formula; so is scratch memory, from above. They follow XLA's buffers on a CPU, where
-they are tested; an accelerator's compiler may fuse more.
+The activations of a token are traced: they are the residuals of the learner's own log-probs. Those of attention grow
+with pairs of tokens and are a formula; so is scratch memory, which is an upper bound. The formulas follow XLA's buffers
+on a CPU, where they are tested; an accelerator's compiler may fuse more.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ ONE_BLOCK = 64  # tokens of a row whose attention is one block
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The sizes of a model that costs are made of."""
+    """The model's properties that its costs depend on."""
 
     config: ModelConfig
     platform: str = "cpu"
@@ -75,15 +75,15 @@ class Model:
 
     @property
     def trained(self) -> int:
-        """Numbers of one policy that learns."""
+        """How many numbers one policy trains."""
         return size(trained_tree(self.config, self.lora_rank)) // 4
 
     def kept(self, remat: str) -> float:
-        """Numbers that a token leaves for the backward pass, of all layers."""
+        """How many numbers all layers together keep per token for the backward pass."""
         config = dataclasses.replace(self.config, dtype="float32")
         network = Qwen3(config, 1.0 if self.lora_rank else None, remat, "blocks")
-        some, more = (_residuals(network, self.lora_rank, rows) for rows in (8, 16))
-        return (more - some) / (8 * ONE_BLOCK)
+        fewer, more = (_residuals(network, self.lora_rank, rows) for rows in (8, 16))
+        return (more - fewer) / (8 * ONE_BLOCK)
 
 
 def size(tree: Any) -> int:
@@ -93,7 +93,7 @@ def size(tree: Any) -> int:
 
 @functools.lru_cache
 def trained_tree(config: ModelConfig, lora_rank: int) -> Any:
-    """The shapes of what one policy trains, in float32."""
+    """The shapes of the weights that one policy trains, in float32."""
     config = dataclasses.replace(config, dtype="float32")
     if not lora_rank:
         return abstract(config)
@@ -103,7 +103,7 @@ def trained_tree(config: ModelConfig, lora_rank: int) -> Any:
 
 @functools.lru_cache
 def _residuals(network: Qwen3, lora_rank: int, rows: int) -> int:
-    """How many numbers the backward pass of so many rows of one block takes, weights and inputs not counted."""
+    """How many numbers the backward pass of `rows` rows of one block takes, weights and inputs not counted."""
     settings = update_programs.Settings(network, LossConfig(), chunk=4096, sampler_weights=True)
     frozen = abstract(network.config) if lora_rank else None
 
@@ -114,9 +114,9 @@ def _residuals(network: Qwen3, lora_rank: int, rows: int) -> int:
 
     batch = Shape(rows, 0, ONE_BLOCK, 1, ONE_BLOCK).arrays()
     traced = jax.make_jaxpr(backward)(trained_tree(network.config, lora_rank), frozen, batch).jaxpr
-    given = {id(one) for one in traced.invars}
-    found = {id(one): one.aval for one in traced.outvars if id(one) not in given}
-    return sum(aval.size * aval.dtype.itemsize for aval in found.values()) // 4  # type: ignore[attr-defined]
+    inputs = {id(variable) for variable in traced.invars}
+    residuals = {id(variable): variable.aval for variable in traced.outvars if id(variable) not in inputs}
+    return sum(aval.size * aval.dtype.itemsize for aval in residuals.values()) // 4  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- attention
@@ -129,18 +129,18 @@ class Attention:
     rows: int  # of plain causal attention
     length: int
     flash: bool  # in a kernel that writes no scores
-    scored: int  # pairs of a query in a branch or pack and what it sees
-    copied: int = 0  # keys that stand side by side for them
-    parts: int = 1  # that they are in: of several, the scores are computed again for the backward pass
+    scored: int  # pairs of a query in a branch or pack and a key that it sees
+    copied: int = 0  # keys that are copied side by side for these queries
+    parts: int = 1  # of these scores; if several, scores are computed again for the backward pass
 
     @property
     def causal(self) -> float:
-        """Pairs of a query and a key in plain rows, without those that blocks leave out."""
+        """Pairs of a query and a key in plain rows, without those that blocks skip."""
         return self.rows * self.length * (self.length + min(block_size(self.length), self.length)) / 2
 
 
 def attention(model: Model, shape: Shape) -> Attention:
-    """What attention computes and keeps for a micro-batch of this shape."""
+    """How a layer attends over a micro-batch of this shape."""
     c = model.config
 
     def kernel(rows: int, length: int) -> str:
@@ -153,11 +153,11 @@ def attention(model: Model, shape: Shape) -> Attention:
         return Attention(0, 0, False, copied * BLOCK, copied, parts)
     rows, length, scored = shape.rows, shape.prefix or shape.length, 0
     if shape.prefix:
-        apart = shape.rows * shape.branches, shape.prefix + shape.length
-        if takes_rows(kernel(*apart), shape.prefix, shape.length, unmasked=False):
-            rows, length = apart
+        separate = shape.rows * shape.branches, shape.prefix + shape.length
+        if takes_rows(kernel(*separate), shape.prefix, shape.length, unmasked=False):
+            rows, length = separate
         else:
-            scored = apart[0] * shape.length * apart[1]
+            scored = separate[0] * shape.length * separate[1]
     flash = kernel(rows, length) in ("cudnn", "splash")
     return Attention(rows, length, flash, scored, scored // shape.length)
 
@@ -166,42 +166,42 @@ def attention(model: Model, shape: Shape) -> Attention:
 
 
 def kept(model: Model, shape: Shape) -> int:
-    """Activations that wait for the backward pass, of all layers, and the head that they end in."""
+    """Bytes kept for the backward pass: the activations of all layers, and the head."""
     c, how = model.config, attention(model, shape)
     if model.remat == "none":
         layers = c.num_hidden_layers * _layer_kept(model, shape)
     else:
         layers = int(model.kept(model.remat) * shape.tokens) * model.width
-        if model.remat == "dots" and how.flash and model.platform == "gpu":  # what cuDNN's kernel returns
+        if model.remat == "dots" and how.flash and model.platform == "gpu":  # outputs of cuDNN's kernel
             layers += c.num_hidden_layers * how.rows * how.length * model.heads * model.width
     return layers + model.head * model.width
 
 
 def working(model: Model, shape: Shape, chunk: int) -> int:
-    """What the backward pass holds besides: at its start logits of a chunk, later one layer and the gradient so far."""
+    """Other bytes of the backward pass: at its start logits of a chunk, later one layer and the gradient so far."""
     c, how = model.config, attention(model, shape)
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
     logits = 2 * at_once * c.vocab_size * 4
     plain, tree = 4 * c.num_attention_heads * how.causal, 4 * c.num_attention_heads * how.scored
     tree //= how.parts
     if how.flash:
-        # The mask, and as a bias: too much where no row needs one.
+        # The mask, also as a bias: an overestimate if no row needs one.
         plain = 3 * how.rows * how.length**2 if model.platform == "gpu" else 0
-    again = 0 if model.remat == "none" else _layer_kept(model, shape)
+    recomputed = 0 if model.remat == "none" else _layer_kept(model, shape)
     mlp = shape.tokens * (2 * c.intermediate_size + c.hidden_size) * model.width
-    layer = again + plain + tree + max(mlp, 2 * plain + tree)
+    layer = recomputed + plain + tree + max(mlp, 2 * plain + tree)
     return int(max(logits, layer + 4 * model.trained))
 
 
 def _layer_kept(model: Model, shape: Shape) -> int:
-    """What one layer keeps that computes nothing again."""
+    """Bytes that one layer keeps if it computes nothing again."""
     how = attention(model, shape)
     numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
     if not how.flash:  # keys and values in front of each block, half of them on average; one block is traced
         numbers += how.rows * model.kv_heads * max(0, how.length**2 / block_size(how.length) - how.length)
-    if how.scored and how.parts == 1:  # copied keys and values, and what is divided by the sum of its weights
+    if how.scored and how.parts == 1:  # copied keys and values, and unnormalised outputs
         numbers += 2 * how.copied * model.kv_heads + shape.rows * shape.branches * shape.length * model.heads
-    elif shape.prefix:  # queries, keys and values of the rows, and what they attended to
+    elif shape.prefix:  # queries, keys, values and outputs of the rows
         numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
     scores = how.scored if how.parts == 1 else 0
     return int(numbers * model.width) + 4 * model.config.num_attention_heads * scores
@@ -211,31 +211,31 @@ def _layer_kept(model: Model, shape: Shape) -> int:
 
 
 def forward_operations(model: Model, shape: Shape) -> int:
-    """Of the hidden states and the log-probs of one micro-batch."""
+    """Operations for the hidden states and the log-probs of one micro-batch."""
     how = attention(model, shape)
     layers = _layers_forward(model, shape.tokens, how.causal + how.scored)
     return int(layers) + 2 * shape.rows * shape.sampled * model.head
 
 
 def update_operations(model: Model, shape: Shape) -> int:
-    """Forward, recomputation and twice the forward pass backward; frozen weights have no gradient."""
+    """Operations forward, of recomputation, and twice the forward backward; frozen weights have no gradient."""
     times = 4 if model.remat == "layer" else 3
     head = 2 * shape.rows * shape.sampled * model.head
-    # Logits are computed twice, and so are scores that nothing keeps.
+    # Logits are computed twice, and so are scores that are not kept.
     how = attention(model, shape)
-    again = head + int(_layers_forward(model, 0, how.causal + (how.scored if how.parts > 1 else 0)))
-    whole = times * forward_operations(model, shape) + again
+    recomputed = head + int(_layers_forward(model, 0, how.causal + (how.scored if how.parts > 1 else 0)))
+    full = times * forward_operations(model, shape) + recomputed
     if not model.lora_rank:
-        return whole
+        return full
     frozen = head + int(_layers_forward(model, shape.tokens, 0))
-    return whole - frozen + times * 2 * shape.tokens * model.trained
+    return full - frozen + times * 2 * shape.tokens * model.trained
 
 
 def serving_operations(model: Model, tokens: float, seen: float, adapters: int) -> float:
-    """Of the layers, for tokens that see so many on average; `adapters` is the size of all that are multiplied."""
+    """Operations of the layers for tokens that see `seen` tokens on average; `adapters` is the size of all adapters."""
     return _layers_forward(model, tokens, tokens * seen) + 2 * tokens * adapters
 
 
 def _layers_forward(model: Model, tokens: float, pairs: float) -> float:
-    """All matrices, and two products for each pair of a query and a key."""
+    """Operations of all matrices, and of two products for each pair of a query and a key."""
     return model.config.num_hidden_layers * (2 * tokens * model.layer + 4 * model.heads * pairs)

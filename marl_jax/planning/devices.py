@@ -2,8 +2,8 @@
 
     seconds of a piece of work = max(operations / (peak x COMPUTE), bytes / (bandwidth x BANDWIDTH))
 
-The two shares are assumptions about what a program gets out of a device, the same for all kinds; they are no
-measurements. Of the host's processor both rates are taken by a product and a copy.
+The two shares are assumptions about how much of its rates a program reaches, the same for all kinds; they are not
+measured. The rates of the host's processor are measured, with a product and a copy.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ class Device:
     name: str
     platform: str  # as JAX calls it: cpu, gpu, tpu
     memory: int  # bytes a program can have: 9/10 of what is built in, or what is free on the machine at hand
-    bandwidth: float = 0.0  # bytes; rates of 0 are not known
+    bandwidth: float = 0.0  # bytes; a rate of 0 is not known
     bfloat16: float = 0.0  # operations of dense matrix products
     float32: float = 0.0
-    capability: str = ""  # NVIDIA's "compute capability", which decides what kernels there are
+    capability: str = ""  # NVIDIA's "compute capability", which decides which kernels exist
 
     def seconds(self, operations: float, moved: float, dtype: str) -> float | None:
-        """How long so many operations in `dtype` take that move so many bytes; None where rates are not known."""
+        """Seconds of `operations` in `dtype` that move `moved` bytes; None if rates are not known."""
         peak = self.bfloat16 if dtype == "bfloat16" else self.float32
         if not peak:
             return None
@@ -55,7 +55,7 @@ KINDS = (
     _kind("TPU v5e", 16, 819, 197, 197 / 6),
     _kind("TPU v6e", 32, 1640, 918, 918 / 6),
 )
-# What JAX calls them, where that differs.
+# JAX's names of kinds, where they differ.
 _TPU_NAMES = {"TPU v5 lite": "TPU v5e", "TPU v6 lite": "TPU v6e"}
 
 
@@ -67,7 +67,7 @@ def host() -> Device:
 
 @functools.cache
 def _rates() -> dict[str, float]:
-    """Of this machine's processor. Other work makes it look slower, never faster: the best ever measured counts."""
+    """Rates of this processor. Other work makes it look slower, never faster: the best ever measured counts."""
     a = np.ones((768, 768), np.float32)
     b = np.ones(1 << 23, np.float32)
     rates = {
@@ -75,15 +75,15 @@ def _rates() -> dict[str, float]:
         "moved": 2 * b.nbytes / _shortest(lambda: b.copy()),
     }
     file = user_cache.home() / "measured" / f"rates-{user_cache.digest(user_cache.processor())}.json"
-    before = user_cache.load(file)
-    best = {name: max(rate, float(before.get(name) or 0.0)) for name, rate in rates.items()}
-    if best != before:
+    stored = user_cache.load(file)
+    best = {name: max(rate, float(stored.get(name) or 0.0)) for name, rate in rates.items()}
+    if best != stored:
         user_cache.store(file, best)
     return best
 
 
 def here() -> Device:
-    """The device that JAX runs on, with the memory that is free; without rates where its kind is not in the table."""
+    """The device that JAX runs on, with the memory that is free; without rates if its kind is not in `KINDS`."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return host()

@@ -1,7 +1,7 @@
-"""How long completions are assumed to be: a share of max_new_tokens with a spread, or what a run has recorded.
+"""How long completions are assumed to be: a share of max_new_tokens with a spread, or as a run has recorded.
 
-0.5                     each is half as long as it may be
-mean:0.5,sigma:0.6      lognormal, cut at max_new_tokens; with what is cut the mean is 0.5
+0.5                     each is half as long as allowed
+mean:0.5,sigma:0.6      lognormal, cut at max_new_tokens; 0.5 is the mean after the cut
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from marl_jax.errors import UserError
 
 
 class PlanError(UserError, ValueError):
-    """A run that asks for what its configuration, its model or its device does not have; the text is one line."""
+    """A run needs something that its configuration, its model or its device lacks; the text is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Of completions, as shares of the longest that is allowed."""
+    """Lengths of completions, as shares of the longest that is allowed."""
 
     mean: float = 0.5
-    sigma: float = 0.6  # of the logarithm; 0: all are alike. Assumed; a micro run had 0.57
-    # By role, lengths in tokens that take the place of the distribution, and where they were recorded.
+    sigma: float = 0.6  # standard deviation of the logarithm; 0: all are equal. Assumed; a micro run had 0.57
+    # {role: recorded lengths in tokens}, used instead of the distribution, and where they were recorded.
     recorded: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -38,7 +38,7 @@ class Lengths:
         )
 
     def draw(self, role: str, most: int, rng: np.random.Generator) -> int:
-        """How long one completion is that may have so many tokens."""
+        """The length of one completion that may have `most` tokens."""
         if role in self.recorded:
             return int(np.clip(rng.choice(self.recorded[role]), 1, most))
         share = self.mean
@@ -51,7 +51,7 @@ SPREAD = Lengths()
 
 
 def read_lengths(text: str) -> Lengths:
-    """What a flag says: a number, or mean:NUMBER and sigma:NUMBER; a spread that is not given is 0.6."""
+    """The lengths of a flag: a number, or mean:NUMBER and sigma:NUMBER; sigma is 0.6 if not given."""
     try:
         if ":" not in text:
             mean, sigma = float(text), 0.0
@@ -71,25 +71,25 @@ def read_lengths(text: str) -> Lengths:
 
 
 def recorded_lengths(folder: str, otherwise: Lengths) -> Lengths:
-    """The lengths of all completions that a run's folder, or a folder of such files, has in its episodes."""
+    """The lengths of all completions in the episodes of a run's folder, or of a folder of such files."""
     from marl_jax.rollouts import read_episodes
 
     place = Path(os.path.expanduser(folder))
     place = place / "episodes" if (place / "episodes").is_dir() else place
     files = sorted([*place.glob("*.parquet"), *place.glob("*.jsonl.gz")])
-    found: dict[str, list[int]] = {}
+    by_role: dict[str, list[int]] = {}
     for file in (file for file in files if ".rewards." not in file.name):
         try:
             table = read_episodes(file)
         except ValueError as error:
             raise PlanError(f"--lengths: {error}") from None
         for role, count in zip(table.role.tolist(), table.tokens.lengths.tolist()):
-            found.setdefault(table.roles[role], []).append(count)
-    if not found:
+            by_role.setdefault(table.roles[role], []).append(count)
+    if not by_role:
         raise PlanError(
             f"--lengths is '{folder}', and there are no recorded episodes: give the folder of a run, or its episodes/"
         )
-    return dataclasses.replace(otherwise, recorded=found, source=folder)
+    return dataclasses.replace(otherwise, recorded=by_role, source=folder)
 
 
 @functools.cache
@@ -100,6 +100,6 @@ def _location(mean: float, sigma: float) -> float:
     for _ in range(80):
         at = (low + high) / 2
         # E min(X, 1) = exp(at + sigma^2/2) P(Z < -at/sigma - sigma) + P(Z > -at/sigma)
-        whole = math.exp(at + sigma**2 / 2) * normal(-at / sigma - sigma) + normal(at / sigma)
-        low, high = (at, high) if whole < mean else (low, at)
+        cut_mean = math.exp(at + sigma**2 / 2) * normal(-at / sigma - sigma) + normal(at / sigma)
+        low, high = (at, high) if cut_mean < mean else (low, at)
     return at

@@ -1,9 +1,9 @@
 """Bytes that a traced program holds at the same time, counted equation by equation; nothing is compiled.
 
-    x = f(a)   y = g(x)   z = h(y, a)        live behind each: x | y | z: an array goes with its last use
+    x = f(a)   y = g(x)   z = h(y, a)        live after each: x | y | z: an array is freed after its last use
 
-What a compiler writes into whatever reads it (broadcasts, counters) counts nothing, and a result may take the place
-of an operand that goes. A loop holds what it carries once, and the most that one turn of it makes besides.
+Arrays that a compiler fuses into their readers (broadcasts, counters) count nothing, and a result may take the place
+of an operand that is freed. A loop counts its carry once, and the most that one turn of it makes besides.
 """
 
 import math
@@ -13,34 +13,34 @@ from typing import Any
 from jax.extend import core
 
 FUSED = ("broadcast_in_dim", "iota")
-APART = ("dot_general", "sort", "gather", "concatenate")  # these cannot write where they read
+APART = ("dot_general", "sort", "gather", "concatenate")  # their results cannot take the place of operands
 LOOPS = ("while", "scan")
 
 
 def arrays_bytes(variables: Sequence[Any]) -> int:
-    """Bytes of the arrays that these variables of a program stand for."""
+    """Bytes of the arrays of these variables of a program."""
     return sum(map(_size, variables))
 
 
 def count_equations(program: core.Jaxpr) -> int:
-    """Of a traced program, those of its loops and branches among them."""
+    """The number of equations of a traced program, with those of its loops and branches."""
     return sum(1 + sum(count_equations(inner) for inner, _ in _inner(eqn, set())) for eqn in program.eqns)
 
 
 def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
-    """Bytes of what a program makes, its results among them, where most of it is live.
+    """The most bytes live at a time that a program makes, its results among them.
 
-    Those arrays that it is `given` go with their last use, too.
+    The arrays in `given` are freed after their last use, too.
     """
     last = {var: number for number, eqn in enumerate(program.eqns) for var in _variables(eqn.invars)}
     results = {*_variables(program.outvars)}
-    written, live, most = set(given), 0, 0  # what counts in `live`, or is `given`
+    written, live, most = set(given), 0, 0  # variables that `live` counts, or that are `given`
     for number, eqn in enumerate(program.eqns):
         name = eqn.primitive.name
-        going = {v for v in _variables(eqn.invars) if last[v] == number and v in written and v not in results}
+        dying = {v for v in _variables(eqn.invars) if last[v] == number and v in written and v not in results}
         new = [] if name in FUSED else eqn.outvars
-        made, freed = arrays_bytes(new), arrays_bytes([*going])
-        inside = max((made_bytes(inner, own) for inner, own in _inner(eqn, going)), default=0)
+        made, freed = arrays_bytes(new), arrays_bytes([*dying])
+        inside = max((made_bytes(inner, own) for inner, own in _inner(eqn, dying)), default=0)
         if name in LOOPS:
             now = made + inside - min(freed, made)
         elif inside:
@@ -53,28 +53,28 @@ def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
     return most
 
 
-def _inner(eqn: Any, going: set[Any]) -> Iterator[tuple[core.Jaxpr, set[Any]]]:
-    """The programs inside of an equation, each with what it is given that goes with its last use there."""
+def _inner(eqn: Any, dying: set[Any]) -> Iterator[tuple[core.Jaxpr, set[Any]]]:
+    """The programs inside of an equation, each with its inputs that are freed after their last use there."""
     name, params = eqn.primitive.name, eqn.params
     for key, value in params.items():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            inner: Any = getattr(one, "jaxpr", one)
+        for program in value if isinstance(value, tuple | list) else (value,):
+            inner: Any = getattr(program, "jaxpr", program)
             if not hasattr(inner, "eqns"):
                 continue
-            own: set[Any] = set()
+            freed: set[Any] = set()
             if name == "scan":
-                own = {*inner.invars[_carried(params)]}
+                freed = {*inner.invars[_carried(params)]}
             elif key == "body_jaxpr":
-                own = {*inner.invars[params["body_nconsts"] :]}
+                freed = {*inner.invars[params["body_nconsts"] :]}
             elif name not in LOOPS:
                 outer = eqn.invars[len(eqn.invars) - len(inner.invars) :]  # a switch has its index in front
                 pairs = [(m, v) for m, v in zip(inner.invars, outer) if not isinstance(v, core.Literal)]
-                own = {mine for mine, var in pairs if var in going}
-            yield inner, own
+                freed = {inside for inside, var in pairs if var in dying}
+            yield inner, freed
 
 
 def _carried(params: dict[str, Any]) -> slice:
-    """The operands that a scan carries: behind its constants, before what it goes through."""
+    """The operands that a scan carries: after its constants, before the arrays that it scans."""
     if "num_consts" in params:  # before JAX 0.11
         constants, carry = params["num_consts"], params["num_carry"]
     else:
