@@ -1,8 +1,8 @@
-"""The run's own scheduler over an engine that is silent: what episodes ask for, before there are weights or data.
+"""The run's own scheduler over an engine without a model: the calls of episodes, before there are weights or data.
 
-    tasks ──rollout──► requests ──SilentEngine──► completions of assumed length, with the answers that are assumed
+    tasks ──rollout──► requests ──SilentEngine──► completions of assumed length, with assumed answers
 
-Loops, tools and random branches of a workflow are played as they are. No tool is called: each is given `NO_RESULT`.
+Loops, tools and random branches of a workflow are played as they are. No tool is called: each returns `NO_RESULT`.
 """
 
 import collections
@@ -28,27 +28,27 @@ from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, Workflow
 from marl_jax.workflows.api import Script
 
-PROBLEMS = 4  # are played of a step, to see how its rows are packed
-EPISODE = 4  # parts of a request's key that say whose it is; its path and the call follow
-# Chosen, not derived: what long calls among those that lanes are planned for cost a run whose completions are as long
-# as assumed, and save one whose completions are longer, is bounded by tests/planning/test_occupancy.py.
+PROBLEMS = 4  # problems of a step that a dry run plays, to see how its rows are packed
+EPISODE = 4  # leading parts of a request's key, which name its episode; the path and the call follow
+# Chosen, not derived. Lanes planned for some long calls cost cache reads if completions are as long as assumed, and
+# save reads if they are longer; tests/planning/test_occupancy.py bounds both.
 HEDGE = 6
 NO_RESULT = {"passed": False, "reason": ""}
-# What calls say: no answer, no verdict and no choice, but strategies for any number of workers.
+# The text of completions: no answer, no verdict and no choice, but strategies for any number of workers.
 NO_VERDICT = "\n".join(["STRATEGY 0: ."] * 64)
 Say = Callable[[Call, Request], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """What only the run itself can tell."""
+    """Quantities that are unknown before the run."""
 
     completion: Lengths = SPREAD
     question: int = 128  # tokens
     characters: float = 4.0  # per token
-    # {role: {text: how probable it is that the role says it}}; otherwise it says `NO_VERDICT`.
+    # {role: {text: probability that a completion begins with it}}; otherwise it begins with `NO_VERDICT`.
     answers: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    tokens_per_second: float = 0.0  # that are sampled elsewhere, as by vLLM; 0: the devices of the run sample
+    tokens_per_second: float = 0.0  # of an engine elsewhere, such as vLLM; 0: the devices of the run sample
 
     def __post_init__(self) -> None:
         for role, texts in self.answers.items():
@@ -58,10 +58,10 @@ class Assumptions:
                 )
 
     def __str__(self) -> str:
-        told = [
+        verdicts = [
             f"{role} '{text}' {p:.0%}" for role, texts in self.answers.items() for text, p in texts.items()
         ]
-        ends = f"verdicts are {', '.join(told)}" if told else "no verdict ends an episode early"
+        ends = f"verdicts are {', '.join(verdicts)}" if verdicts else "no verdict ends an episode early"
         rate = self.tokens_per_second
         elsewhere = f", and an engine elsewhere samples {rate:,.0f} tokens per second" if rate else ""
         return (
@@ -72,7 +72,7 @@ class Assumptions:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A call as it reached the engine."""
+    """A call as the engine received it."""
 
     role: str
     slot: int
@@ -80,26 +80,26 @@ class Asked:
     episode: tuple[int, ...]
     wave: int  # calls of one wave run side by side
     prompt: tuple[int, ...]
-    fed: int  # tokens of the prompt that lie in no cache
+    fed: int  # prompt tokens that are not in a cache
     new: int  # sampled tokens
     first: bool  # it begins a history
-    holds: bool  # its history is kept for a later turn, in a row that it does not share with an earlier one
+    keeps_row: bool  # its history stays cached for a later turn, in a cache row of its own
 
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What the episodes of a few problems asked for."""
+    """The calls that the episodes of a few problems make."""
 
     asked: tuple[Asked, ...]
     problems: int
     assumptions: Assumptions
-    longest: tuple[Asked, ...] = ()  # of one episode whose completions are as long as they may be
-    # The error by which made-up tasks, tools and answers ended an episode; what came before counts.
+    longest: tuple[Asked, ...] = ()  # calls of one episode whose completions are as long as allowed
+    # The error that ended an episode of made-up tasks, tools and answers; the calls before it count.
     failed: str = ""
 
     @property
     def calls(self) -> int:
-        """Of an episode, at most."""
+        """The most calls of an episode."""
         return max(collections.Counter(call.episode for call in self.asked).values(), default=0)
 
     def of(self, policies: Sequence[str]) -> list[Asked]:
@@ -109,38 +109,38 @@ class Demand:
     def lengths(self, policies: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """(prompt, sampled) tokens of calls that lanes are planned for.
 
-        Lengths change as policies learn. Lanes that suit the assumed ones alone leave a few for all calls that turn out
-        longer, so to `HEDGE` of these calls comes one that is as long as it may be, behind prompts that are, too.
+        Lengths change as policies learn. Lanes planned for the assumed lengths alone leave a few for all calls that
+        turn out longer. So for every `HEDGE` of these, one call of an episode of the longest calls is added.
         """
         asked = [(len(call.prompt), call.new) for call in self.of(policies)]
         longest = [(len(call.prompt), call.new) for call in self.longest if call.policy in policies]
         return (*asked, *itertools.islice(itertools.cycle(longest), max(len(longest), len(asked) // HEDGE)))
 
     def histories(self, policies: Sequence[str]) -> int:
-        """How many of an episode are kept at a time for these policies, at most."""
-        kept = (call.episode for call in self.of(policies) if call.holds)
+        """The most histories of an episode that are kept at a time for these policies."""
+        kept = (call.episode for call in self.of(policies) if call.keeps_row)
         return max(collections.Counter(kept).values(), default=0)
 
 
 def dry_run(
     config: RunFields, workflow: Workflow, prompts: Any, assumptions: Assumptions, problems: int = PROBLEMS
 ) -> Demand:
-    """What a step of the run asks for, played with so many of its problems; a prompt that is too long is cut.
+    """The calls of a step of the run, played with `problems` of its problems; prompts that are too long are cut.
 
-    Of a workflow that cannot go on from made-up tasks, tools and answers it is what comes before.
+    If the workflow fails on made-up tasks, tools or answers, only the calls before the failure are returned.
     """
     problems = min(problems, config.data.problems)
     question = "q" * round(assumptions.question * assumptions.characters)
     tasks = [
         Task(str(i), config.data.family, f"{i}{question[1:]}", public_tests=({},)) for i in range(problems)
     ]
-    asked, failed = _played(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
-    whole = dataclasses.replace(assumptions, completion=Lengths(1.0, 0.0))
-    longest, _ = _played(config, workflow, prompts, whole, tasks[:1], 1)
+    asked, failed = _play(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
+    full_length = dataclasses.replace(assumptions, completion=Lengths(1.0, 0.0))
+    longest, _ = _play(config, workflow, prompts, full_length, tasks[:1], 1)
     return Demand(asked, problems, assumptions, longest, failed)
 
 
-def _played(
+def _play(
     config: RunFields,
     workflow: Workflow,
     prompts: Any,
@@ -175,13 +175,13 @@ def play(
     say: Say,
     **options: Any,  # of `rollout`
 ) -> tuple[list[Asked], str]:
-    """Every call that the episodes make, where completions are what `say` makes of a call and its request.
+    """(every call that the episodes make, the first error that ended one or "").
 
-    And the error that the first episode ended by, if one did.
+    `say` returns the completion of a call and its request.
     """
     engine = SilentEngine(say)
-    played = rollout(
-        _heard(workflow, policy_map, engine),
+    table = rollout(
+        _announced(workflow, policy_map, engine),
         tasks,
         engine,
         tokenizer,
@@ -194,21 +194,21 @@ def play(
     )
     if engine.trouble:
         raise PlanError(engine.trouble)
-    return engine.asked, next((bare.error for bare in played.bare_episodes if bare.error), "")
+    return engine.asked, next((bare.error for bare in table.bare_episodes if bare.error), "")
 
 
 class SilentEngine:
-    """Answers at once all that waits. The workflow tells it which calls come next."""
+    """An engine without a model: a step answers all waiting requests. The workflow sets the next `calls`."""
 
     def __init__(self, say: Say):
         self.asked: list[Asked] = []
-        self.trouble = ""  # the first thing that the configuration lacks
+        self.trouble = ""  # a message about the first thing that the configuration lacks
         self.calls: Iterator[Call] = iter(())
         self._say = say
         self._waiting: list[tuple[int, Completion]] = []
         self._wave = 0
         self._fed: set[tuple[str | None, tuple[int, ...]]] = set()
-        # (policy, episode) -> prompts with their completions that later turns go on from
+        # (policy, episode) -> prompts with completions that later turns continue
         self._kept: dict[Any, list[tuple[int, ...]]] = collections.defaultdict(list)
 
     @property
@@ -217,16 +217,16 @@ class SilentEngine:
         return len(self._waiting)
 
     def submit(self, request: Request) -> int:
-        """Count a request, and answer it in the next step."""
+        """Record a request, and answer it in the next step."""
         call, tokens = next(self.calls), request.tokens
-        said = self._say(call, request)
+        completion = self._say(call, request)
         episode = request.key[:EPISODE]
         kept = self._kept[request.policy, episode]
-        held = max((len(one) for one in kept if tokens[: len(one)] == one), default=0)
-        cached = len(tokens) if (request.policy, tokens) in self._fed else held
+        shared = max((len(history) for history in kept if tokens[: len(history)] == history), default=0)
+        cached = len(tokens) if (request.policy, tokens) in self._fed else shared
         self._fed.add((request.policy, tokens))
         if request.keep:
-            kept.append((*tokens, *said[:-1]))
+            kept.append((*tokens, *completion[:-1]))
         asked = Asked(
             role=call.role,
             slot=call.slot,
@@ -235,31 +235,31 @@ class SilentEngine:
             wave=self._wave,
             prompt=tokens,
             fed=len(tokens) - cached,
-            new=len(said),
+            new=len(completion),
             first=call.after is None,
-            holds=request.keep and not held,
+            keeps_row=request.keep and not shared,
         )
         self.asked.append(asked)
-        ended = "stop" if len(said) < request.max_new_tokens else "length"
-        self._waiting.append((len(self.asked), Completion(said, [0.0] * len(said), ended)))  # type: ignore[arg-type]
+        ended = "stop" if len(completion) < request.max_new_tokens else "length"
+        self._waiting.append((len(self.asked), Completion(completion, [0.0] * len(completion), ended)))  # type: ignore[arg-type]
         return len(self.asked)
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Answer all that waits."""
-        done, self._waiting = self._waiting, []
+        """Answer all waiting requests."""
+        answered, self._waiting = self._waiting, []
         self._wave += 1
-        return done
+        return answered
 
     def abandon(self) -> None:
-        """Forget all that waits."""
+        """Drop all waiting requests."""
         self._waiting = []
 
 
 class Speller:
-    """A tokenizer, and what is said with it: so many characters are a token, whatever they are.
+    """A made-up tokenizer, and completions of its tokens: a token has a fixed number of characters, whatever they are.
 
-    A text that is said is one token, and the rest of a completion filler: so it is as long where a prompt shows it as
-    where it was sampled.
+    The text that a completion begins with is one token, and the rest is filler: so a completion has the same length in
+    a later prompt as when it was sampled.
     """
 
     def __init__(self, assumptions: Assumptions, text: str = NO_VERDICT):
@@ -271,20 +271,20 @@ class Speller:
         self._texts: list[str] = []
         self._ids: dict[str, int] = {}
         self.id_of(END)
-        self._spelled = functools.lru_cache(self._spell)  # episodes show much the same
+        self._spelled = functools.lru_cache(self._spell)  # prompts of episodes repeat the same texts
 
     def say(self, call: Call, request: Request) -> list[int]:
         """A completion of assumed length that begins with one of the role's answers."""
         answers = {**self._assumptions.answers.get(call.role, {}), self._text: math.inf}
         rng = np.random.default_rng(request.key)
-        at = rng.random()
-        text = next(text for text, p in zip(answers, itertools.accumulate(answers.values())) if at < p)
+        drawn = rng.random()
+        text = next(text for text, p in zip(answers, itertools.accumulate(answers.values())) if drawn < p)
         new = self._assumptions.completion.draw(call.role, request.max_new_tokens, rng)
         new = max(new, request.min_new_tokens)
-        own = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
-        # As far as it is needed; of one length, it is spelled once.
+        unique = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
+        # The longest that is allowed, so that it is spelled once; then it is cut.
         filler = self._spelled("a" * math.ceil(request.max_new_tokens * self._assumptions.characters))
-        return [self.id_of(text), own, *filler][:new]
+        return [self.id_of(text), unique, *filler][:new]
 
     def id_of(self, text: str) -> int:
         """The token that stands for a whole text."""
@@ -321,21 +321,21 @@ class Speller:
         return [self._ids[piece] for piece in pieces]
 
 
-def _heard(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngine) -> Workflow:
-    """The workflow as it is, but the engine hears which calls it yields, and its tools are silent."""
+def _announced(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngine) -> Workflow:
+    """The workflow, but it sets the engine's `calls` to those it yields, and its tools return `NO_RESULT`."""
 
     @functools.wraps(workflow.fn)
     def played(*args: Any, **settings: Any) -> Script:
         script, reply = workflow.fn(*args, **settings), None
         try:
             while True:
-                asked = script.send(reply)
-                many = list(asked) if isinstance(asked, list | tuple) else [asked]
-                calls = [one for one in many if isinstance(one, Call)]
+                yielded = script.send(reply)
+                items = list(yielded) if isinstance(yielded, list | tuple) else [yielded]
+                calls = [item for item in items if isinstance(item, Call)]
                 engine.trouble = engine.trouble or _trouble(workflow, policy_map, calls)
                 engine.calls = iter(calls)
-                many = [Tool(lambda: NO_RESULT) if isinstance(one, Tool) else one for one in many]
-                reply = yield many if isinstance(asked, list | tuple) else many[0]
+                items = [Tool(lambda: NO_RESULT) if isinstance(item, Tool) else item for item in items]
+                reply = yield items if isinstance(yielded, list | tuple) else items[0]
         except StopIteration as stop:
             return stop.value
         finally:
@@ -345,7 +345,7 @@ def _heard(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngi
 
 
 def _trouble(workflow: Workflow, policy_map: Mapping[str, str], calls: Sequence[Call]) -> str:
-    """What a role or slot lacks that nobody answers."""
+    """The message about a call that no role or policy answers; "" if all are answered."""
     for call in calls:
         if call.role not in workflow.roles:
             known = ", ".join(workflow.roles)

@@ -37,16 +37,16 @@ ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
 PROGRAMS = "compiled programs and libraries"
 OF_SEEDS = (TRAINED, ADAPTERS, STATES)  # each seed has its own
-# Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
-# Those of adapters take more. A start that reads kept programs takes less.
+# Measured (tests/planning/test_peak.py): memory of a host for programs and their compilation at a first start.
+# Programs of adapters take more. A start that reads kept programs takes less.
 PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 550 << 20, 800 << 20
-Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
+Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # "step" is of the compiled road
 Shapes = Mapping[str, EngineSettings]  # of the engines, by base
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Something that takes memory, and when it does."""
+    """Something that takes memory, and the phase in which it does."""
 
     name: str
     bytes: int
@@ -56,26 +56,26 @@ class Part:
 def sizes_of(config: RunConfig, models: Mapping[str, ModelConfig], device: Device) -> dict[str, Model]:
     """{policy: its model as the run trains it on a device}."""
     chosen = config.policies
-    made = {}
+    sizes = {}
     for name, shape in models.items():
         rank = chosen.lora_rank if chosen.trains.get(name, chosen.train) == "lora" else 0
-        made[name] = Model(shape, device.platform, device.capability, chosen.remat, chosen.attention, rank)
-    return made
+        sizes[name] = Model(shape, device.platform, device.capability, chosen.remat, chosen.attention, rank)
+    return sizes
 
 
 def model_of_group(config: RunConfig, sizes: Mapping[str, Model], group: Sequence[str]) -> Model:
-    """The model of an engine: as those of its policies are trained that learn."""
+    """The model of an engine: as its policies that learn are trained, if any do."""
     specs = config.policies.specs
     return sizes[next((name for name in group if not specs[name].frozen), group[0])]
 
 
 def training(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
-    """All but the engines: what lies in memory all the time, and what updates need at their largest micro-batch."""
-    passing, largest = _update(config, sizes, demand)
-    return [*_standing(config, sizes), *passing], largest
+    """All parts but the engines: those always in memory, and those of updates at their largest micro-batch."""
+    update, largest = _update(config, sizes, demand)
+    return [*_always(config, sizes), *update], largest
 
 
-def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
+def _always(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     specs = config.policies.specs
     models = {name: sizes[name] for name, spec in specs.items() if not spec.frozen}
     networks = {name: Qwen3(model.config) for name, model in sizes.items()}
@@ -83,7 +83,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     states = jax.eval_shape(Learner(networks, config.learner, config.policies.map).init, trees).values()
 
     def served(group: tuple[str, ...]) -> int:
-        """Bytes that an engine has: adapters side by side, or weights in its dtype if that is another."""
+        """Bytes of weights that an engine has: adapters side by side, or a copy in its dtype if not float32."""
         if all(specs[name].frozen for name in group) or config.engine.kind == "vllm":
             return 0
         model = model_of_group(config, sizes, group)
@@ -93,7 +93,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     full = sum(size(tree) for name, tree in trees.items() if not models[name].lora_rank)
     adapters = sum(map(size, trees.values())) - full
     to_base, to_others = references(config.learner, config.phases)
-    one = next(iter(sizes.values()))  # of the device that all are on
+    any_model = next(iter(sizes.values()))  # all are on one kind of device
     programs = ADAPTED_PROGRAM_BYTES if adapters else PROGRAM_BYTES
     parts = {
         BASES: sum({spec.base: sizes[name].weights for name, spec in specs.items()}.values()),
@@ -103,9 +103,9 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
         "weights that a phase began with": full + adapters if to_others else 0,
         SERVED: sum(map(served, decode_groups(specs))),
         STATES: size([(state.optimiser, state.damping) for state in states]),
-        PROGRAMS: programs if one.platform == "cpu" else 0,
+        PROGRAMS: programs if any_model.platform == "cpu" else 0,
     }
-    share = weight_share(config, one)
+    share = weight_share(config, any_model)
     seeds = 1 if config.road == "compiled" else config.seeds  # see `step_memory`
     copies = lambda name: seeds if name in OF_SEEDS else 1
     return [Part(name, copies(name) * count // share, "always") for name, count in parts.items() if count]
@@ -122,8 +122,8 @@ def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tu
 
     def most(phase: Phase) -> tuple[list[Part], Shape]:
         of_phase = ([part for part in parts if part.phase == phase] for parts, _ in each)
-        found = zip(of_phase, (largest for _, largest in each))
-        return max(found, key=lambda one: sum(part.bytes for part in one[0]))
+        choices = zip(of_phase, (largest for _, largest in each))
+        return max(choices, key=lambda choice: sum(part.bytes for part in choice[0]))
 
     gradient, largest = most("gradient")
     return [*gradient, *most("optimiser")[0]], largest
@@ -132,8 +132,8 @@ def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tu
 def _longest(config: RunConfig, model: Model, demand: Demand, policy: str) -> tuple[int, int]:
     """Tokens of a policy's longest prompt and of its longest completion.
 
-    A host trains with the prompts that completions as long as they may be lead to. An accelerator, which ends where its
-    memory does, keeps room for every prompt that the engine takes.
+    A host has room for the prompts that follow completions as long as allowed. An accelerator, whose memory is a hard
+    limit, keeps room for every prompt that the engine accepts.
     """
     calls = [call for call in (*demand.asked, *demand.longest) if call.policy == policy]
     if model.platform == "cpu" and calls and not demand.failed:
@@ -144,7 +144,7 @@ def _longest(config: RunConfig, model: Model, demand: Demand, policy: str) -> tu
 def _update_of(
     config: RunConfig, model: Model, units: int, longest: tuple[int, int]
 ) -> tuple[list[Part], Shape]:
-    """The update of a policy with so many parts of its gradient, at the micro-batch that needs most."""
+    """The update of a policy with `units` parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
     share, devices = weight_share(config, model), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
@@ -159,21 +159,21 @@ def _update_of(
     tree = 4 * model.trained
     cast = 0 if model.lora_rank or model.config.dtype == "float32" else model.weights
     cast += 2 * model.weights if model.widened else 0
-    # Dividing the parts takes them once more, and mixing them again, unless there is but one.
-    again = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
+    # Dividing the parts takes them once more, and mixing them again, unless there is only one.
+    copies = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     parts = [
         Part(GRADIENTS, streams * units * tree // share, "gradient"),
         Part("weights in the dtype of the products", streams * cast // share, "gradient"),
         Part(ACTIVATIONS, at_once * costs.kept(model, largest), "gradient"),
         Part(BACKWARD, at_once * costs.working(model, largest, chunk), "gradient"),
         Part(GRADIENTS, units * tree // share, "optimiser"),
-        Part(OPTIMISER, (again * units + 2) * tree // share, "optimiser"),
+        Part(OPTIMISER, (copies * units + 2) * tree // share, "optimiser"),
     ]
     return [part for part in parts if part.bytes], largest
 
 
 def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> list[Part]:
-    """The engines' caches, and what the one that works with most works with; a vLLM server has its own."""
+    """The engines' caches, and the largest working memory of an engine; a vLLM server has memory of its own."""
     if config.engine.kind == "vllm":
         return []
     specs = config.policies.specs
@@ -191,7 +191,7 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
 
 
 def memories(config: RunConfig, platform: str) -> tuple[int, int]:
-    """How many devices share the rows of caches, and how many their heads; the processor's have one memory."""
+    """How many devices share the rows of caches, and how many their heads; CPU devices share one memory."""
     return (1, 1) if platform == "cpu" else (config.mesh.data, config.mesh.model)
 
 
@@ -203,13 +203,13 @@ def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
 
 
 def most_units(config: RunConfig, demand: Demand) -> int:
-    """Of the policy that has most."""
+    """The most gradient trees that the update of a policy keeps apart."""
     specs = config.policies.specs
     return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
 
 
 def weight_share(config: RunConfig, model: Model) -> int:
-    """Over how many devices each weight is cut; the processor's devices share one memory."""
+    """Over how many devices each weight is sharded; CPU devices share one memory."""
     return 1 if model.platform == "cpu" else config.mesh.model
 
 
@@ -218,11 +218,11 @@ def weight_share(config: RunConfig, model: Model) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What each engine may take, in bytes, working memory included."""
+    """Bytes that each engine may take, working memory included."""
 
     budget: int
-    beside: int = 0  # what an update needs of it beside the caches
-    left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
+    beside: int = 0  # bytes that an update needs of this next to the caches
+    left: int = sys.maxsize  # most for the engine with rows for histories: the bytes that an update leaves
 
 
 def room(
@@ -232,10 +232,10 @@ def room(
     training: Sequence[Part],
     share: tuple[int, int],
 ) -> Room:
-    """Where so much is free beside all weights; or beside the bases, if the run also needs these parts to train.
+    """The room of an engine. All weights leave `free` bytes; or the bases do, if training needs the `training` parts.
 
-    Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
-    with the engines. An engine has `share[0]` of every `share[1]` bytes.
+    Half of a host's memory, which other programs use, too; nine tenths of the memory that an accelerator has left.
+    Updates and engines take turns. An engine has `share[0]` of every `share[1]` bytes.
     """
     own, of = share
     if config.engine.budget_bytes:
@@ -243,12 +243,12 @@ def room(
     phases = dict.fromkeys(get_args(Phase), 0)
     for part in training:
         phases[part.phase] += part.bytes if part.name != BASES else 0
-    others = phases.pop("always")
-    beside = max(phases.values())
+    always = phases.pop("always")
+    update = max(phases.values())
     if device.platform == "cpu":
-        left = (free - others - beside) * own // of if training else sys.maxsize
+        left = (free - always - update) * own // of if training else sys.maxsize
         return Room(max(1, free * own // (2 * of)), left=left)
-    return Room(max(1, int(0.9 * (free - others)) * own // of), beside * own // of)
+    return Room(max(1, int(0.9 * (free - always)) * own // of), update * own // of)
 
 
 def shapes(
@@ -259,36 +259,36 @@ def shapes(
     training: Sequence[Part],
     demand: Demand,
 ) -> Shapes:
-    """The shapes of all engines, where so much is free for them as `room` has it; ValueError where nothing fits.
+    """The shapes of all engines in the memory that `room` gives them; ValueError if nothing fits.
 
-    Engines of one model are alike. Those of several share the memory by what one lane of each takes, so that all have
-    about as many lanes.
+    Engines of one model have the same shapes. Engines of several models share the memory in proportion to one lane of
+    each, so that all have about the same number of lanes.
     """
     by_base, groups = _by_base(config, models), decode_groups(config.policies.specs)
-    whose = {group: models[group[0]] for group in groups}
+    model_of = {group: models[group[0]] for group in groups}
     if config.engine.kind == "vllm":
-        return dict.fromkeys(by_base, _elsewhere(config, whose[groups[0]]))
+        return dict.fromkeys(by_base, _elsewhere(config, model_of[groups[0]]))
     devices = memories(config, device.platform)
     lane = {
-        one: memory_bytes(one, _least_engine(config, one, device.platform), 0, devices)
-        for one in whose.values()
+        model: memory_bytes(model, _least_engine(config, model, device.platform), 0, devices)
+        for model in model_of.values()
     }
-    of = sum(lane[one] for one in whose.values())
-    made = {}
-    for one in lane:
-        there = room(config, device, free, training, (lane[one], of))
-        own = [group for group in groups if whose[group] == one]
+    total = sum(lane[model] for model in model_of.values())
+    by_model = {}
+    for model in lane:
+        space = room(config, device, free, training, (lane[model], total))
+        own = [group for group in groups if model_of[group] == model]
         try:
-            made[one] = _engine_settings(config, one, there, demand, device.platform, own)
+            by_model[model] = _engine_settings(config, model, space, demand, device.platform, own)
         except ValueError as error:
             raise error if len(lane) == 1 else ValueError(f"of policy '{own[0][0]}': {error}") from None
-    return {base: made[one] for base, one in by_base.items()}
+    return {base: by_model[model] for base, model in by_base.items()}
 
 
 def least_shapes(config: RunConfig, models: Mapping[str, ModelConfig], platform: str) -> Shapes:
-    """The shapes that would be needed where nothing fits."""
+    """The smallest shapes that the run could use, for a plan in which nothing fits."""
     by_base = _by_base(config, models)
-    return {base: _least_engine(config, one, platform) for base, one in by_base.items()}
+    return {base: _least_engine(config, model, platform) for base, model in by_base.items()}
 
 
 def _by_base(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
@@ -301,17 +301,17 @@ def _engine_settings(
     room: Room,
     demand: Demand,
     platform: str,
-    own: Sequence[tuple[str, ...]],
+    groups: Sequence[tuple[str, ...]],
 ) -> EngineSettings:
-    """The shapes of each engine of a model, which serve these groups of policies; ValueError where none fit."""
-    calls = demand.lengths([name for group in own for name in group])
+    """The shapes of each engine of a model, which serve these groups of policies; ValueError if none fit."""
+    calls = demand.lengths([name for group in groups for name in group])
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)
     devices = memories(config, platform)
     a_row_each = prefix_bytes(model, dataclasses.replace(bare, prefixes=devices[0]), devices)
     fitting = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
-    # Of the episodes that are under way at a time.
-    each = max(map(demand.histories, own))
+    # Histories of the episodes that are under way at a time.
+    each = max(map(demand.histories, groups))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
     episodes = max(training, evaluation.problems * evaluation.samples)
     engines = len(decode_groups(config.policies.specs))
@@ -320,7 +320,7 @@ def _engine_settings(
 
 
 def _least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
-    """The shapes that would be needed where nothing fits, of a model that had the positions."""
+    """The smallest shapes of an engine, as if the model had enough positions."""
     positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
     positions = max(positions, model.max_position_embeddings)
     roomy = dataclasses.replace(model, max_position_embeddings=positions)
@@ -333,7 +333,7 @@ def look_ahead(config: RunConfig, lanes: int) -> int:
 
 
 def _elsewhere(config: RunConfig, model: ModelConfig) -> EngineSettings:
-    """What a run asks of a vLLM server: the longest call, and so many at a time; its shapes are its own."""
+    """The load of a run on a vLLM server: the longest call, and calls at a time; the server has its own shapes."""
     ends = len(model.stop_tokens)
     load = load_of(config.role_settings.values(), config.engine.max_prompt, ends=ends)
     return EngineSettings(
@@ -354,7 +354,7 @@ def _shapes(
     platform: str,
     calls: tuple[tuple[int, int], ...] = (),
 ) -> Callable[..., EngineSettings]:
-    """From lanes and histories to the shapes for the calls of a run, some of which have these lengths."""
+    """A function of lanes and histories that returns the shapes for a run; `calls` are lengths of some calls."""
     ends = len(model.stop_tokens)
     load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler, ends)
     load = dataclasses.replace(load, calls=calls)

@@ -1,10 +1,10 @@
 """Memory and time that a run needs on a device, before it begins: nothing is compiled, no weights are read.
 
     dry run ──► calls and their tokens ──► memory and operations of each program ──► Plan
-    peak = what is always there + the largest of: sampling | gradient of the largest micro-batch | optimiser
+    peak = parts always in memory + the largest of: sampling | gradient of the largest micro-batch | optimiser
     time = sampling (prefill + decode) + update; grading is not counted
 
-Lengths are not known before a run, so times rest on stated assumptions; memory is that of the longest calls allowed.
+Lengths are not known before a run, so times are based on stated assumptions; memory is for the longest calls allowed.
 """
 
 import dataclasses
@@ -49,10 +49,10 @@ class Work:
     name: str
     operations: float
     moved: float
-    elsewhere: float = 0.0  # seconds that it takes other devices; then nothing is counted of these
+    elsewhere: float = 0.0  # seconds on other devices; then the other two are 0
 
     def of(self, seeds: int) -> "Work":
-        """That of so many seeds, one after the other."""
+        """The work of `seeds` seeds, one after the other."""
         return Work(self.name, seeds * self.operations, seeds * self.moved, seeds * self.elsewhere)
 
 
@@ -67,27 +67,27 @@ class Plan:
     shapes: Shapes  # of the engines
     engines: int
     largest: Shape  # the micro-batch that takes most
-    calls: int  # of an episode, at most
+    calls: int  # most calls of an episode
     assumptions: Assumptions
-    failed: str = ""  # what ended an episode of made-up answers
-    refusal: str | None = None  # of the engine, where its lanes do not fit what is left for them
+    failed: str = ""  # the error that ended an episode of made-up answers
+    refusal: str | None = None  # error of the engine, if its lanes do not fit the memory left for them
 
     @property
     def each_shape(self) -> tuple[EngineSettings, ...]:
-        """The shapes of the engines; those of one model are alike."""
+        """The different shapes of the engines; engines of one model have the same."""
         return tuple(dict.fromkeys(self.shapes.values()))
 
     @property
     def phase(self) -> Phase:
-        """When most is needed."""
+        """The phase that needs most memory."""
         during = lambda phase: sum(part.bytes for part in self.parts if part.phase == phase)
         return max((phase for phase in get_args(Phase) if phase != "always"), key=during)
 
     @property
     def at_peak(self) -> list[Part]:
-        """What is there when most is needed, the biggest first."""
-        there = [part for part in self.parts if part.phase in ("always", self.phase)]
-        return sorted(there, key=lambda part: -part.bytes)
+        """The parts in memory when most is needed, the biggest first."""
+        present = [part for part in self.parts if part.phase in ("always", self.phase)]
+        return sorted(present, key=lambda part: -part.bytes)
 
     @property
     def total(self) -> int:
@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def seconds(self) -> dict[str, float] | None:
-        """{work: seconds of a step}; None where the device's rates or the workflow's calls are not known."""
+        """{work: seconds of a step}; None if the device's rates or the workflow's calls are not known."""
         if not self.device.bandwidth or not self.calls:
             return None
         on_device = lambda work: self.device.seconds(work.operations, work.moved, self.dtype)
@@ -109,8 +109,8 @@ class Plan:
         return {name: value for name, value in times.items() if value}
 
     def trouble(self, config: RunConfig) -> str:
-        """Why it does not fit and what to change, in one line."""
-        # Engines get but a part of what there is, and the model may have no such positions.
+        """One line: why the run does not fit and what to change."""
+        # Engines get only a part of the memory, and the model may lack positions.
         if self.total <= self.device.memory:
             return f"on {self.device.name} its engines cannot be made: {self.refusal}"
         lasting = [part for part in self.at_peak if part.phase == "always"]
@@ -134,10 +134,10 @@ def demand_of(
     answers: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     problems: int = PROBLEMS,
 ) -> Demand:
-    """What the run asks of its engines. See `Assumptions`.
+    """The calls that the run makes of its engines. See `Assumptions`.
 
-    A number stands for completions that are all so long, as a share of max_new_tokens. So many of a step's problems
-    are played; they stand for all.
+    A number as `completion` is the length of all completions, as a share of max_new_tokens. `problems` of a step's
+    problems are played; they stand for all.
     """
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
     lengths = completion if isinstance(completion, Lengths) else Lengths(completion, sigma=0.0)
@@ -155,10 +155,10 @@ def make_plan(
     *,
     engine: Shapes | None = None,
 ) -> Plan:
-    """What the run needs on a device; over a mesh, what one of its devices does.
+    """What the run needs on a device; over a mesh, what one of its devices needs.
 
-    `models` are the shapes of the policies. `demand` is that of `demand_of`. `engine` is what an earlier start settled;
-    without it the engines get the shapes that the device has room for.
+    `models` are the shapes of the policies, `demand` comes from `demand_of`. `engine` has the shapes that an earlier
+    start settled; without it the engines get the shapes that the device has room for.
     """
     check_tokens(config, models)
     demand, sizes = demand or demand_of(config), memory.sizes_of(config, models, device)
@@ -168,13 +168,13 @@ def make_plan(
         bases = sum(part.bytes for part in training if part.name == memory.BASES)
         try:
             engine = memory.shapes(config, models, device, device.memory - bases, training, demand)
-        except ValueError as error:  # what the least would take is still told
+        except ValueError as error:  # the plan still shows what the smallest engines need
             engine, refusal = memory.least_shapes(config, models, device.platform), str(error)
     works = (*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training))
     parts, order = [*training, *memory.sampling(config, sizes, engine)], get_args(Phase)
     return Plan(
         device=device,
-        # A device is counted at the rates of the widest dtype.
+        # Times are counted at the rates of the widest dtype.
         dtype=max((one.dtype for one in models.values()), key=lambda dtype: jnp.dtype(dtype).itemsize),
         parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
         works=tuple(work.of(config.seeds) for work in works),
@@ -189,7 +189,7 @@ def make_plan(
 
 
 def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
-    """The plan for other lengths of calls, with the lanes that the run chose without them."""
+    """The plan for other lengths of calls, with the lanes of `plan`: a run chooses them without these lengths."""
     if demand.assumptions == plan.assumptions:
         return plan
     return make_plan(config, models, plan.device, demand, engine=None if plan.refusal else plan.shapes)
@@ -198,7 +198,7 @@ def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], deman
 def check_fits(
     config: RunConfig, models: Mapping[str, ModelConfig], device: Device, engine: Shapes | None = None
 ) -> Plan:
-    """The plan for a device; refused with one line if the run cannot fit it, or no prompt its engines."""
+    """The plan for a device; refused with one line if the run does not fit, or if no prompt fits its engines."""
     made = make_plan(config, models, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
@@ -207,26 +207,26 @@ def check_fits(
 
 
 def check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
-    """Refuse settings that speak of more tokens than the model of a role has."""
+    """Refuse settings with more or other tokens than the model of a role has."""
     for role, own in config.role_settings.items():
-        speakers = (name for key, name in config.policies.map.items() if key.split("/")[0] == role)
-        vocab = min(models[name].vocab_size for name in speakers)
-        of = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
+        policies = (name for key, name in config.policies.map.items() if key.split("/")[0] == role)
+        vocab = min(models[name].vocab_size for name in policies)
+        flags = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
         if own.top_k > vocab:
             raise PlanError(
-                f"{of.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it"
+                f"{flags.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it"
             )
         if own.stop_tokens and (largest := max(own.stop_tokens)) >= vocab:
             raise PlanError(
-                f"{of.get('stop_tokens', 'sampling.stop_tokens')} holds {largest}, and the model's tokens are "
+                f"{flags.get('stop_tokens', 'sampling.stop_tokens')} holds {largest}, and the model's tokens are "
                 f"0..{vocab - 1}: leave it out"
             )
 
 
 def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | None = None) -> None:
-    """Refuse a built-in workflow with a role whose words leave no room for any question in the engines of a plan.
+    """Refuse a built-in workflow with a role whose prompt leaves no room for a question in the engines of a plan.
 
-    `tokenizers` is {policy: tokenizer}, where they are loaded already.
+    `tokenizers` is {policy: tokenizer}, if they are loaded already.
     """
     if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
         return
@@ -236,13 +236,13 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
             loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
             tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
-    except (OSError, ValueError):  # told when the model is loaded
+    except (OSError, ValueError):  # reported when the model is loaded
         return
     context = min(one.context for one in made.each_shape)
     limit = config.rollout.limits.context or context
     way_out = "rollout.limits.context" if limit < context else "engine.max_prompt"
     context = min(limit, context)
-    asked, _ = play(
+    calls, _ = play(
         find(config.workflow.name).bind(**config.workflow.settings),
         [Task("0", config.data.family, "")],
         words(config),
@@ -250,9 +250,9 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
         tokenizers,
         lambda call, request: [ends[str(request.policy)]],
         settings=config.role_settings,
-        limits=dataclasses.replace(config.rollout.limits, context=None),  # it is compared with below
+        limits=dataclasses.replace(config.rollout.limits, context=None),  # the context is compared with below
     )
-    for call in asked:
+    for call in calls:
         room, needed = context - config.role_settings[call.role].max_new_tokens, len(call.prompt)
         if call.first and needed > room:
             raise PlanError(
@@ -262,7 +262,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
 
 
 def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
-    """{policy: the shape of its model}, and where they are known from."""
+    """{policy: the shape of its model}, and a text with their sources."""
     specs = config.policies.specs
     found = {base: _find_model(config, base) for base in dict.fromkeys(spec.base for spec in specs.values())}
     models = {name: found[spec.base][0] for name, spec in specs.items()}
@@ -270,7 +270,7 @@ def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
 
 
 def _find_model(config: RunConfig, directory: str) -> tuple[ModelConfig, str]:
-    """The model's shape and where it is known from: its directory, or the preset of the cell's scale."""
+    """The model's shape and its source: its directory, or the preset of the cell's scale."""
     dtype = config.policies.dtype
     if (located(directory) / "config.json").is_file():
         try:
@@ -291,7 +291,7 @@ def _find_model(config: RunConfig, directory: str) -> tuple[ModelConfig, str]:
 
 
 def show(size: float) -> str:
-    """Bytes for people."""
+    """Bytes as a text for people."""
     power, unit = next(((p, u) for p, u in ((40, "TiB"), (30, "GiB")) if size >= 2**p), (20, "MiB"))
     return f"{size / 2**power:.1f} {unit}"
 
@@ -306,7 +306,7 @@ def _decoding(
     times = config.data.problems / demand.problems
     if rate := demand.assumptions.tokens_per_second:
         return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.asked) / rate),)
-    if config.engine.kind == "vllm":  # of devices that are not known here
+    if config.engine.kind == "vllm":  # its devices are not known here
         return ()
     share, specs = config.mesh.devices, config.policies.specs
     prefill = decode = moved = weights = 0.0
@@ -340,21 +340,21 @@ def _decoding(
 def _over_one_cache(
     sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
 ) -> tuple[float, float]:
-    """Bytes of caches that these calls read where lanes are full, every lane what lies in it; and decode steps."""
-    in_turn: dict[int, int] = {}  # of the longest call of each wave
+    """(cache bytes that these calls read, if lanes are full and read just what is in them; decode steps)."""
+    longest: dict[int, int] = {}  # by wave: sampled tokens of its longest call
     for call in calls:
-        in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
+        longest[call.wave] = max(longest.get(call.wave, 0), call.new)
     attended = sum(call.new * (len(call.prompt) + call.new) for call in calls)
     filled = -(-times * sum(call.new for call in calls) // engine.widths[0])
     # Each bank reads the weights.
-    steps = max(filled, engine.banks * sum(in_turn.values()))
+    steps = max(filled, engine.banks * sum(longest.values()))
     return attended * cache_bytes(sizes.config, 1, 1), steps / times
 
 
 def _over_rungs(
     config: RunConfig, sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
 ) -> tuple[float, float, float]:
-    """Bytes of caches that a replay of these calls reads, its decode steps, and tokens that are fed once more."""
+    """(cache bytes that a replay of these calls reads, its decode steps, tokens that are fed once more)."""
     most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
     ahead = memory.look_ahead(config, engine.lanes)
     counted = _replayed(tuple(calls), most, engine, math.ceil(times), ahead)
@@ -363,7 +363,7 @@ def _over_rungs(
     return steps * counted.attended * read, steps * counted.dispatches, part * counted.recomputed
 
 
-@functools.lru_cache(maxsize=8)  # kinds of device with as much memory have the same lanes
+@functools.lru_cache(maxsize=8)  # kinds of device with equal memory have the same lanes
 def _replayed(
     calls: tuple[Asked, ...],
     most: tuple[tuple[str, int], ...],
@@ -375,7 +375,7 @@ def _replayed(
 
 
 def episodes_of(calls: Iterable[Asked], most: Mapping[str, int], engine: EngineSettings) -> list[Waves]:
-    """The calls of an engine as a replay takes them, where a role may sample so many tokens at `most`."""
+    """The calls of an engine in the form of a replay; `most` is {role: tokens that it may sample}."""
     episodes: dict[tuple[int, ...], dict[int, list[Length]]] = {}
     for call in calls:
         waves, new = episodes.setdefault(call.episode, {}), min(most[call.role], engine.context - 1)
@@ -387,13 +387,13 @@ def episodes_of(calls: Iterable[Asked], most: Mapping[str, int], engine: EngineS
 def _learning(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, parts: Iterable[Part]
 ) -> Iterable[Work]:
-    """Reference pass, gradient and optimiser step of one training step, over all policies; of phases the dearest."""
+    """Reference pass, gradient and optimiser step of one step, over all policies, in the most expensive phase."""
     learners = [learner_of(config.learner, phase) for phase in config.phases] or [config.learner]
     share, epochs = config.mesh.devices, max(one.epochs for one in learners)
     times = config.data.problems / demand.problems
     reference = gradient = moved = added = 0.0
-    cut = config.mesh.model  # over so many devices each weight; the others hold copies, and do the same
-    # What `parts` count of them is of all seeds, and of one device.
+    cut = config.mesh.model  # devices that share a weight; other devices hold copies and do the same work
+    # `parts` count the optimiser states of all seeds, on one device.
     seeds = 1 if config.road == "compiled" else config.seeds
     stepped = sum(2 * part.bytes / seeds for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in config.policies.specs.items() if not spec.frozen):

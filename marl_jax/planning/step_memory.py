@@ -2,10 +2,10 @@
 
     trace ──liveness──► given (state, problems) | results (new state, table) | scratch, on each device
     seeds in turn:      seeds x (given + results) + devices x scratch
-    one program (vmap): what the seeds of a device are given, with results and scratch
+    one program (vmap): given + results + scratch of all seeds of a device
 
-XLA counts otherwise, see docs/compiled.md: it keeps copies that are counted in one place here, and writes other arrays
-nowhere.
+XLA's own counts differ, see docs/compiled.md: XLA keeps copies that are counted once here, and never writes some other
+arrays.
 """
 
 import bisect
@@ -20,31 +20,31 @@ from marl_jax.planning.liveness import arrays_bytes, count_equations, made_bytes
 from marl_jax.planning.memory import Part
 from marl_jax.planning.plan import Plan
 
-HOSTED = ("gradient", "optimiser")  # phases that this road does not have
-# Measured (tests/planning/test_peak.py): what a first start takes of a host to compile a step, which programs and
-# libraries then keep: so much, and so much for each equation of its trace. A start that reads kept programs takes less.
+HOSTED = ("gradient", "optimiser")  # phases that the compiled road does not have
+# Measured (tests/planning/test_peak.py): memory of a host that a first start takes to compile a step, and that programs
+# and libraries keep: a constant, and bytes for each equation of the trace. Reading kept programs takes less.
 COMPILER_BYTES, EQUATION_BYTES = 900 << 20, 82 << 10
 ENGINES = (memory.LANES, memory.PROMPTS, memory.SAMPLING, memory.SERVED)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """Bytes on each device."""
+    """Bytes of a step on each device."""
 
-    given: int
-    results: int
+    given: int  # the state and the problems
+    results: int  # the new state and the table
     scratch: int
     devices: int = 1
     equations: int = 0  # of the traced step
 
     def needed(self, seeds: int, *, together: bool) -> int:
-        """Of seeds in turn on all devices, which share one memory; or `together`, of a device with its share."""
-        if together:  # the trace is of the share
+        """Bytes of seeds in turn on all devices, which share a memory; `together`: of one device with its share."""
+        if together:  # the trace has the seeds of the share
             return self.given + self.results + self.scratch
         return seeds * (self.given + self.results) + self.devices * self.scratch
 
     def fitting(self, seeds: int, free: int, *, together: bool) -> int:
-        """How many seeds fit into so much, if `seeds` need what `needed` says."""
+        """How many seeds fit into `free` bytes, if `seeds` need what `needed` returns."""
         if together:
             share = -(-seeds // self.devices)
             return free * share // max(self.needed(seeds, together=True), 1) * self.devices
@@ -52,7 +52,7 @@ class StepMemory:
 
 
 def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
-    """Of a traced step with whole weights. One whose problems are shared by devices is counted as each has it."""
+    """The memory of a traced step with unsharded weights. If devices share its problems, one device is counted."""
     program: Any = traced.jaxpr
     inner = [eqn.params["jaxpr"] for eqn in program.eqns if eqn.primitive.name == "shard_map"]
     program = inner[0] if inner else program
@@ -65,15 +65,15 @@ def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
 def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """The plan of the hosted road with the arrays of the step in place of the learner's; engines play evaluations.
 
-    `step` is of one seed, traced for the devices at hand. Those of a CPU hold copies of the state beside the run's own.
-    Where accelerators cut weights, all arrays are counted as cut, which is nearly so.
+    `step` is of one seed, traced for the devices at hand. CPU devices keep copies of the state next to the run's own.
+    If accelerators shard weights, all arrays are counted as sharded, which is nearly right.
     """
     seeds, at_once, cut = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
         at_once, made = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
-        # Weights that are cut lie on the mesh already.
-        beside = at_once if config.mesh.model == 1 else at_once - 1
-        copies = step.given * beside if step.devices > 1 else 0
+        # Sharded weights are on the mesh already.
+        copying = at_once if config.mesh.model == 1 else at_once - 1
+        copies = step.given * copying if step.devices > 1 else 0
     else:
         at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
         copies, cut = 0, config.mesh.model
@@ -97,7 +97,7 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
 
 def seeds_that_fit(plan: Plan, config: RunConfig, step: StepMemory) -> int:
     """How many of the seeds fit side by side on the device of a hosted plan."""
-    short = lambda seeds: not in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
-    # From two on more seeds never need less; one alone is cut over the devices, and may need more than two.
-    fit = 1 + bisect.bisect_left(range(2, config.seeds + 1), True, key=short)
-    return fit if fit > 1 or not short(1) else 0
+    too_many = lambda seeds: not in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
+    # From two on, more seeds never need less; a single seed is split over the devices, and may need more than two.
+    fit = 1 + bisect.bisect_left(range(2, config.seeds + 1), True, key=too_many)
+    return fit if fit > 1 or not too_many(1) else 0

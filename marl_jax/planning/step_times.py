@@ -1,4 +1,4 @@
-"""Seconds that training steps took on this machine, which correct what a plan counts.
+"""Seconds that training steps took on this machine, which correct the times of a plan.
 
     run ──Pace──► home/measured/MACHINE/CELL.json: {counted, seconds, steps}  ──guess──► the next plan
 
@@ -15,8 +15,8 @@ from marl_jax import fields, user_cache
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.plan import Plan
 
-LEAST, RECENT = 3, 50  # steps that are enough to say something; steps that are looked at
-# What does not change how long a step takes.
+LEAST, RECENT = 3, 50  # fewest steps that are enough; newest steps that are used
+# Fields that do not change how long a step takes.
 _ASIDE = ("cell", "steps", "seed", "alarms", "evaluation", "checkpoints", "logging")
 
 
@@ -26,7 +26,7 @@ def quartile(seconds: Sequence[float]) -> float:
 
 
 class Pace:
-    """The steps of a run while it goes on; the first holds the compilation and does not count."""
+    """Times of the steps of a run; the first includes the compilation and does not count."""
 
     def __init__(self, config: RunConfig, plan: Plan) -> None:
         self._file = _file(config, plan)
@@ -34,15 +34,15 @@ class Pace:
         self._seconds: list[float] = []
 
     def step(self, seconds: float) -> None:
-        """Take in the time of one step."""
+        """Add the time of one step."""
         self._seconds.append(seconds)
 
     def keep(self) -> None:
-        """For the plans to come."""
+        """Store the times for later plans."""
         recent = self._seconds[1:][-RECENT:]
         if len(recent) >= LEAST:
-            found = {"seconds": quartile(recent), "steps": len(recent)}
-            user_cache.store(self._file, self._about | found)
+            measured = {"seconds": quartile(recent), "steps": len(recent)}
+            user_cache.store(self._file, self._about | measured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Guess:
 
 
 def guess(config: RunConfig, plan: Plan) -> Guess | None:
-    """By steps of this cell, or else by how far the plans of others were off, on this machine; None without any."""
-    if own := _numbers(_file(config, plan)):
-        return Guess(own["seconds"], f"as {own['steps']} steps here took")
+    """From steps of this cell on this machine, else from how far plans of other cells were off; None if none ran."""
+    if measured := _numbers(_file(config, plan)):
+        return Guess(measured["seconds"], f"as {measured['steps']} steps here took")
     known = [found for file in sorted(_file(config, plan).parent.glob("*.json")) if (found := _numbers(file))]
     ratios = [found["seconds"] / found["counted"] for found in known if found["counted"] > 0]
     counted = sum((plan.seconds or {}).values())
@@ -75,11 +75,11 @@ def _file(config: RunConfig, plan: Plan) -> Path:
 
 
 def _numbers(file: Path) -> dict[str, Any]:
-    """What a run left; nothing where a file is not one of these."""
-    found = user_cache.load(file)
-    whole = isinstance(found.get("steps"), int)
+    """The numbers that a run has stored; empty if the file has not all of them."""
+    numbers = user_cache.load(file)
+    complete = isinstance(numbers.get("steps"), int)
     return (
-        found
-        if whole and all(isinstance(found.get(name), int | float) for name in ("seconds", "counted"))
+        numbers
+        if complete and all(isinstance(numbers.get(name), int | float) for name in ("seconds", "counted"))
         else {}
     )

@@ -1,4 +1,4 @@
-"""What calls the shortest episode of a workflow makes, for the checks of a configuration."""
+"""The calls of the shortest episode of a workflow, for the checks of a configuration."""
 
 import collections
 import dataclasses
@@ -16,12 +16,12 @@ from marl_jax.workflows import find
 if TYPE_CHECKING:
     from marl_jax.planning.dry_run import Asked
 
-COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played at most
+COUNTED, LONGEST = 1000, 100_000  # most calls that are played, and most tokens of each
 ACCEPTED = "\\boxed{Correct}"
 
 
 def left_open(config: RunFields) -> list[str]:
-    """What a config file cannot know and whoever starts a run, not a plan, has to say."""
+    """Errors about settings that no config file can know: a run needs them from its user, a plan does not."""
     matched = "single_token_matched"
     if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
         return []
@@ -33,7 +33,7 @@ def left_open(config: RunFields) -> list[str]:
 
 
 def compared_by(config: RunFields) -> tuple[str, ...]:
-    """What calls have in common whose rewards are compared: the key of a group, or of agent-wise means."""
+    """The fields that calls with compared rewards have in common: the key of a group, or of agent-wise means."""
     chosen = config.advantages
     if chosen.estimator == "agent":
         return ("task",) if chosen.agent_mean == "task" else ("task", "role")
@@ -41,21 +41,21 @@ def compared_by(config: RunFields) -> tuple[str, ...]:
 
 
 def alone(config: RunFields) -> bool:
-    """Whether of a problem that is played once no two calls can be compared."""
+    """Whether no two calls can be compared if each problem is played once."""
     name, key = config.workflow.name, compared_by(config)
     if "task" not in key:
         return False
     if is_own(name):
         return {*key} >= {"task", "role", "slot", "turn"}
     workflow, calls = find(name), [(call.role, call.slot) for call in _episode(config)]
-    # Calls that are shorter than they may be leave a budget of tokens room for another slot.
+    # If calls are shorter than allowed, a budget of tokens has room for another slot.
     several = [role for role in workflow.roles if workflow.slots_of(role, config.workflow.settings) != 1]
     calls += [(role, 1) for role in several if (role, 1) not in calls]
     turns: collections.Counter[tuple[str, int]] = collections.Counter()
     groups = []
     for call in calls:
         place = {"task": 0, "role": call[0], "slot": call[1], "turn": turns[call]}
-        groups.append(tuple(place.get(field) for field in key))  # its calls are alike in all else
+        groups.append(tuple(place.get(field) for field in key))  # its calls are equal in other fields
         turns[call] += 1
     return len({*groups}) == len(groups)
 
@@ -66,18 +66,18 @@ def least_calls(config: RunFields) -> int:
 
 
 def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
-    """The calls of a built-in workflow where prompts are empty and completions as long as they may be.
+    """The calls of a built-in workflow with empty prompts and completions as long as allowed.
 
-    All say `text`; without one, what a dry run says where nothing is imposed.
+    All completions begin with `text`, which is `NO_VERDICT` by default, as in a dry run.
     """
-    from marl_jax.planning import dry_run  # late: no command's --help needs a scheduler
+    from marl_jax.planning import dry_run  # imported late, as no command's --help needs a scheduler
 
     workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
     for kind in workflow.kinds.values():
         if kind.slots in settings:
             settings[kind.slots] = min(settings[kind.slots], COUNTED)
     if left_open(config):
-        settings["tokens"] = 1  # the least that may yet be given
+        settings["tokens"] = 1  # the smallest value that may still be given
     assumptions = dry_run.Assumptions(Lengths(1.0, 0.0))
     speller = dry_run.Speller(assumptions, dry_run.NO_VERDICT if text is None else text)
     sampling = {
@@ -85,7 +85,7 @@ def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
         for role, own in config.role_settings.items()
     }
     family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
-    asked, _ = dry_run.play(
+    calls, _ = dry_run.play(
         workflow.bind(**settings),
         [Task("0", family, "")],
         _Wordless(),
@@ -95,11 +95,11 @@ def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
         settings=sampling,
         limits=Limits(max_calls=2 * COUNTED),
     )
-    return asked
+    return calls
 
 
 class _Wordless:
-    """Prompts of any role and section, with nothing in them."""
+    """Empty prompts of any role and section."""
 
     def __getattr__(self, name: str) -> "_Wordless":
         return self

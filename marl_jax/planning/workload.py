@@ -28,7 +28,7 @@ class Shape:
     length: int
     branches: int
     sampled: int
-    seen: tuple[tuple[int, int], ...] = ()  # of packs: so many of their blocks may see so many
+    seen: tuple[tuple[int, int], ...] = ()  # of a pack, by piece: (blocks, blocks that each may see)
 
     @property
     def width(self) -> int:
@@ -41,7 +41,7 @@ class Shape:
         return self.rows * self.width
 
     def arrays(self) -> MicroBatch:
-        """Such a micro-batch without contents."""
+        """A micro-batch of this shape without contents."""
         arrays: Any = jax.eval_shape(lambda: blank_arrays(self.rows, self.width, self.sampled))
         table = tuple(jax.ShapeDtypeStruct((self.rows, *piece), jnp.int32) for piece in self.seen)
         return MicroBatch(**arrays, table=table or None, prefix=self.prefix, branches=self.branches)
@@ -102,5 +102,5 @@ def _first(buckets: tuple[int, ...], length: int) -> int:
 
 
 def _rows(config: BatchConfig, width: int) -> int:
-    """As many sequences as the budget holds, in a power of two."""
+    """The sequences that the budget has room for, as a power of two."""
     return 1 << (max(1, config.token_budget // width).bit_length() - 1)

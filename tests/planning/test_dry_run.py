@@ -207,7 +207,7 @@ def test_a_later_turn_is_fed_what_its_history_does_not_hold():
     first, _, second, *_ = (call for call in demand.asked if call.episode == episode)
     # The last token that was sampled lies in no cache.
     assert len(second.prompt) - second.fed == len(first.prompt) + 1000 - 1
-    assert first.holds and not second.holds
+    assert first.keeps_row and not second.keeps_row
 
 
 def test_samples_share_the_prompt_of_their_problem_and_nothing_else():
