@@ -221,7 +221,7 @@ class Room:
     """Bytes that each engine may take, working memory included."""
 
     budget: int
-    beside: int = 0  # bytes that an update needs of this next to the caches
+    beside: int = 0  # bytes of the budget that an update needs next to the caches
     left: int = sys.maxsize  # most for the engine with rows for histories: the bytes that an update leaves
 
 
@@ -237,7 +237,7 @@ def room(
     Half of a host's memory, which other programs use, too; nine tenths of the memory that an accelerator has left.
     Updates and engines take turns. An engine has `share[0]` of every `share[1]` bytes.
     """
-    own, of = share
+    own, total = share
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
     phases = dict.fromkeys(get_args(Phase), 0)
@@ -246,9 +246,9 @@ def room(
     always = phases.pop("always")
     update = max(phases.values())
     if device.platform == "cpu":
-        left = (free - always - update) * own // of if training else sys.maxsize
-        return Room(max(1, free * own // (2 * of)), left=left)
-    return Room(max(1, int(0.9 * (free - always)) * own // of), update * own // of)
+        left = (free - always - update) * own // total if training else sys.maxsize
+        return Room(max(1, free * own // (2 * total)), left=left)
+    return Room(max(1, int(0.9 * (free - always)) * own // total), update * own // total)
 
 
 def shapes(
@@ -333,7 +333,7 @@ def look_ahead(config: RunConfig, lanes: int) -> int:
 
 
 def _elsewhere(config: RunConfig, model: ModelConfig) -> EngineSettings:
-    """The load of a run on a vLLM server: the longest call, and calls at a time; the server has its own shapes."""
+    """Settings for a vLLM server: the longest call and the calls at a time; the server has its own shapes."""
     ends = len(model.stop_tokens)
     load = load_of(config.role_settings.values(), config.engine.max_prompt, ends=ends)
     return EngineSettings(

@@ -70,14 +70,14 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """
     seeds, at_once, cut = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
-        at_once, made = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
+        at_once, result_sets = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
         # Sharded weights are on the mesh already.
         copying = at_once if config.mesh.model == 1 else at_once - 1
         copies = step.given * copying if step.devices > 1 else 0
     else:
-        at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
+        at_once = result_sets = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
         copies, cut = 0, config.mesh.model
-    results, scratch = step.results * made // cut, step.scratch * at_once // cut
+    results, scratch = step.results * result_sets // cut, step.scratch * at_once // cut
     new = {memory.COPIES: copies, memory.RESULTS: results, memory.SCRATCH: scratch}
 
     def taken(part: Part) -> int:

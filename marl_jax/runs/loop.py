@@ -97,8 +97,8 @@ def train(
             road, runs, states = open_runs(config, workdir, accept_changes, live, stop, stack)
         except Stopped:
             stop.farewell()
-            places = folders_of(config, workdir)
-            return min(max(saved_steps(place / "checkpoints"), default=0) for place in places)
+            folders = folders_of(config, workdir)
+            return min(max(saved_steps(place / "checkpoints"), default=0) for place in folders)
         for run, state in zip(runs, states):
             if state.step and hosts.is_first():
                 *_, last = {}, *read_lines(run.metrics.path)
@@ -106,7 +106,7 @@ def train(
                 _warn_of_lost(run, state)
         if states[0].step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
-        kept, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
+        saved, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
         clock = step_metrics.Clock()
 
         def keep(wait: bool = False) -> None:
@@ -116,9 +116,9 @@ def train(
                 if len(runs) > 1:
                     _wait_for_saves(runs)
                 for number, (run, state) in enumerate(zip(runs, states)):
-                    if state.step and kept[number] != (state.step, state.accuracy):
+                    if state.step and saved[number] != (state.step, state.accuracy):
                         save(run, state)
-                        kept[number] = state.step, state.accuracy
+                        saved[number] = state.step, state.accuracy
                 if wait:
                     _wait_for_saves(runs)
 

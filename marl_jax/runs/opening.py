@@ -85,7 +85,7 @@ from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
 FILES, OWN_FILES = 6, 64  # open files of each run, measured; and other open files of a process
-SEEN_S = 15.0  # within which a shared disk shows every host what process 0 has written
+SEEN_S = 15.0  # seconds within which a shared disk shows every host what process 0 has written
 
 
 def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
@@ -116,10 +116,10 @@ def open_runs(
     def opened() -> list[Path]:
         places = folders_of(config, workdir)
         _check_seeds(config, workdir)
-        opened_folders = [stack.enter_context(open_folder(place)) for place in places]
-        for seeded, folder in zip(configs, opened_folders):
+        claimed = [stack.enter_context(open_folder(place)) for place in places]
+        for seeded, folder in zip(configs, claimed):
             refuse_the_same(folder, seeded, accept_changes)
-        return opened_folders
+        return claimed
 
     folders = hosts.from_first(opened)
     _check_seen(folders)
@@ -354,7 +354,7 @@ def _load(
     compiled, road = _compiled_road(config, parts, splits["train"], earlier)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
-    # All seeds share one.
+    # Planned once, for all seeds.
     engine = functools.cache(lambda: settled_form(planned_engine(config, parts)) | inexact)
     digests = loaded.digests | phase_digests(config)
     _agree({"digests": digests})
