@@ -1,7 +1,7 @@
 """The compiled road: a step is a few programs of `marl_jax.compiled`.
 
     State ──compiled.state_of──► programs ──► columns of the played calls ──to_host──► Table ──┬──► Result
-                                     └─────► trees, metrics of policies that learned meanwhile ─┘
+                                     └─────► trees, metrics of policies that learn meanwhile ──┘
 
 One seed uses all devices: its problems are split over them. Several seeds are distributed over the devices. On
 accelerators, the seeds of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each
