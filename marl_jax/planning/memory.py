@@ -121,8 +121,7 @@ def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tu
     each = [_update_of(config, *kind) for kind in kinds]
 
     def most(phase: Phase) -> tuple[list[Part], Shape]:
-        of_phase = ([part for part in parts if part.phase == phase] for parts, _ in each)
-        choices = zip(of_phase, (largest for _, largest in each))
+        choices = [([part for part in parts if part.phase == phase], largest) for parts, largest in each]
         return max(choices, key=lambda choice: sum(part.bytes for part in choice[0]))
 
     gradient, largest = most("gradient")
