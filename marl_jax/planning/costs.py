@@ -218,7 +218,7 @@ def forward_operations(model: Model, shape: Shape) -> int:
 
 
 def update_operations(model: Model, shape: Shape) -> int:
-    """Operations forward, of recomputation, and twice the forward backward; frozen weights have no gradient."""
+    """Operations of forward, recomputation and backward (twice forward); frozen weights have no gradient."""
     times = 4 if model.remat == "layer" else 3
     head = 2 * shape.rows * shape.sampled * model.head
     # Logits are computed twice, and so are scores that are not kept.

@@ -282,7 +282,7 @@ class Speller:
         new = self._assumptions.completion.draw(call.role, request.max_new_tokens, rng)
         new = max(new, request.min_new_tokens)
         unique = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
-        # The longest that is allowed, so that it is spelled once; then it is cut.
+        # Always the longest that is allowed, so that it is spelled only once; it is cut below.
         filler = self._spelled("a" * math.ceil(request.max_new_tokens * self._assumptions.characters))
         return [self.id_of(text), unique, *filler][:new]
 

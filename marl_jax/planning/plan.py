@@ -189,7 +189,7 @@ def make_plan(
 
 
 def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
-    """The plan for other lengths of calls, with the lanes of `plan`: a run chooses them without these lengths."""
+    """The plan for other lengths of calls, with the lanes of `plan`, which a run chooses without them."""
     if demand.assumptions == plan.assumptions:
         return plan
     return make_plan(config, models, plan.device, demand, engine=None if plan.refusal else plan.shapes)

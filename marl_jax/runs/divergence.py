@@ -34,7 +34,7 @@ class Diverged(UserError, RuntimeError):
 
 
 def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The policy whose weights an update made infinite, as text; empty where all are finite."""
+    """A text that names a policy whose update is not finite; empty if all are finite."""
     for policy, values in report.policies.items():
         if after[policy] > before[policy] and not math.isfinite(values.get("update_norm", 0.0)):
             return f"the update of policy '{policy}' is not finite"

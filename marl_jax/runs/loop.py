@@ -205,7 +205,7 @@ def _after(run: Run, at: Place, state: State, result: Result) -> tuple[State, di
     played = result.table if at.phase.source == "play" else result.table.take([])
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner, form = result.learner, step_metrics.form(result.table)
-    if result.failure:  # the next start counts from 0
+    if result.failure:  # the next start counts skipped gradients from 0
         learner = {name: learner_state.replace(skipped=0) for name, learner_state in learner.items()}
     after = dataclasses.replace(
         state,

@@ -89,7 +89,7 @@ SEEN_S = 15.0  # seconds within which a shared disk shows every host what proces
 
 
 def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
-    """The folder of each seed: the directory itself, or DIR/seed-N where several train side by side."""
+    """The folder of each seed: the directory itself, or DIR/seed-N if several train side by side."""
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(os.path.expanduser(workdir)).absolute()
@@ -193,7 +193,7 @@ def _splits(config: RunConfig) -> Sequence[str]:
 
 
 def _agree(facts: Mapping[str, Any]) -> None:
-    """Refuse to go on where a process has other facts than process 0; the message names them."""
+    """Refuse to go on if a process has other facts than process 0; the message names them."""
     first, *others = hosts.together(lambda: facts)
     lines = [
         f"process {number}: {line}"
@@ -253,7 +253,7 @@ def _check_room(config: RunConfig) -> None:
 
 
 def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
-    """Seeds that train side by side begin together, in folders that a run alone does not take."""
+    """Refuse folders of a run of another kind (one seed, or several), and seeds that do not begin together."""
     path = Path(os.path.expanduser(workdir)).absolute()
     others = sorted(place.parent.name for place in path.glob(f"seed-*/{CONFIG}"))
     if config.seeds == 1 and others and not (path / CONFIG).exists():

@@ -62,7 +62,7 @@ class Phases:
         return learner
 
     def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
-        """`State.reference` before a phase begins: set if a phase needs it, as all checkpoints have the same trees."""
+        """`State.reference` before any phase; set if a phase needs it, so that all checkpoints have the same trees."""
         _, to_others = references(self._config.learner, self._config.phases)
         return {name: _copied(tree) for name, tree in trees.items()} if to_others else None
 
@@ -132,7 +132,7 @@ class Phases:
         return self.reported(table) & np.array(trains, bool)
 
     def reported(self, table: Table) -> np.ndarray:
-        """Bool[N]: the calls with sampled tokens, of roles that are not frozen in the whole run."""
+        """Bool[N]: the calls that reports cover: those with sampled tokens, of roles that are not frozen in the run."""
         slots = zip(table.role.tolist(), table.slot.tolist())
         frozen_roles = self._config.policies.frozen_roles
         frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]

@@ -77,12 +77,12 @@ class Parts:
 
     @property
     def model(self) -> ModelConfig:
-        """The shape of all policies, of a run whose policies are alike."""
+        """The shape of all policies, for a run whose policies are alike."""
         return next(iter(self.of_policies(self.models).values()))
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of all policies, of a run whose policies are alike."""
+        """The tokenizer of all policies, for a run whose policies are alike."""
         return next(iter(self.of_policies(self.tokenizers).values()))
 
     def of_policies(self, by_base: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     lanes = sum(shapes[base].lanes for base in one_each.values())
     needs_no_answer = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
     options = config.rollout
-    # The longest call, as the engine's own context is rounded up by an amount that depends on the kind of device.
+    # The longest call: the engine's own context is rounded up by an amount that depends on the kind of device.
     longest = config.engine.max_prompt + max(role.max_new_tokens for role in config.role_settings.values())
     context = min(options.limits.context or longest, longest, *(one.context for one in shapes.values()))
     return Player(
