@@ -4,7 +4,7 @@
     metrics.jsonl ┼─► Run ─► curves, tables        (episodes: see `page_episodes`)
     eval.jsonl ──┘
 
-A null is a NaN in a series and never a zero. What was not recorded is empty, and whoever shows it says so.
+A null becomes NaN in a series, never zero. What was not recorded is empty, and the page or table says so.
 """
 
 import dataclasses
@@ -25,32 +25,32 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.json_lines import lacking, read_lines
 
 Record = Mapping[str, Any]
-ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
-LARGEST = 1 << 62  # of a number that a run writes
+ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # from values that no run writes
+LARGEST = 1 << 62  # bound of the numbers that a run writes
 
 
 class Series(NamedTuple):
     """One number over steps; NaN where it was null."""
 
-    steps: np.ndarray  # that have a value
-    values: np.ndarray  # one each
+    steps: np.ndarray  # the steps that have a value
+    values: np.ndarray  # one for each step
 
     @property
     def known(self) -> "Series":
-        """Without the nulls."""
-        there = np.isfinite(self.values)
-        return Series(self.steps[there], self.values[there])
+        """The series without its nulls."""
+        finite = np.isfinite(self.values)
+        return Series(self.steps[finite], self.values[finite])
 
     def constant(self, value: float) -> "Series":
-        """One value at the same steps."""
+        """The same steps with one value at all of them."""
         return Series(self.steps, np.full(len(self.steps), float(value)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """All numbers of a run folder. Two are equal where they are one, so that what follows from one is kept with it."""
+    """All numbers of a run folder. Runs are hashed by identity, so that `once` can cache what is computed from one."""
 
-    folder: Path  # where it lies
+    folder: Path  # the folder that it was read from
     about: Mapping[str, Any]  # config.json: config, digests, versions, settled, changes
     metrics: tuple[Record, ...]  # lines of metrics.jsonl
     evaluations: tuple[Record, ...]  # lines of eval.jsonl
@@ -94,18 +94,18 @@ class Run:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """In the configuration's order, then the others that the metrics name."""
+        """The roles in the configuration's order, then the others that the metrics name."""
         named = [key.split("/")[0] for key in self.policy_map]
         return tuple(dict.fromkeys([*named, *(match[1] for match in self.keys("reward/(.+)"))]))
 
     @functools.cached_property
     def watch(self) -> Watch:
-        """The alarms that follow from its rows, as this version defines them; of compact results those that it has."""
+        """The alarms that its rows raise, as this version defines them; for compact results, the stored alarms."""
         return judge(self.metrics, self.evaluations) if self.alarms is None else watch_of(self.alarms)
 
     @property
     def judged(self) -> bool:
-        """Whether alarms of steps are known: a folder that lost rows has none, since alarms need steps in a row."""
+        """Whether its steps were judged for alarms: these need consecutive steps, so not in a folder that lost rows."""
         return self.alarms is not None or len(self.metrics) >= self.step
 
     def series(self, key: str) -> Series:
@@ -116,7 +116,7 @@ class Run:
         return Series(np.array(steps, float), np.array(numbers, float))
 
     def keys(self, pattern: str) -> list[re.Match[str]]:
-        """The keys of the metrics that fit a pattern as a whole, in order of appearance."""
+        """The keys of the metrics that a pattern matches in full, in order of appearance."""
         matches = (
             re.fullmatch(pattern, key) for key in dict.fromkeys(key for line in self.metrics for key in line)
         )
@@ -124,16 +124,16 @@ class Run:
 
 
 def once(function: Callable[[Run], Any]) -> Callable[[Run], Any]:
-    """A function of a run whose value is kept as long as the run: a study asks for it in every pair of cells."""
-    known: weakref.WeakKeyDictionary[Run, Any] = weakref.WeakKeyDictionary()
+    """Cache a function of a run for as long as the run exists: a study calls it for every pair of cells."""
+    cache: weakref.WeakKeyDictionary[Run, Any] = weakref.WeakKeyDictionary()
 
     @functools.wraps(function)
-    def kept(run: Run) -> Any:
-        if run not in known:
-            known[run] = function(run)
-        return known[run]
+    def cached(run: Run) -> Any:
+        if run not in cache:
+            cache[run] = function(run)
+        return cache[run]
 
-    return kept
+    return cached
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
@@ -149,37 +149,37 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
         ) from None
 
 
-# What runs hold where they are read; what may be null may be missing.
-_NUMBER, _MAYBE = (int, float), type(None)
+# Types of the fields that are read from a run, by path; a field that may be null may also be missing.
+_NUMBER, _NULL = (int, float), type(None)
 _PARTS = ("workflow", "evaluation", "data", "sampling", "rollout", "rewards", "advantages", "learner")
 _DEEPER = ("optimiser", "optimiser.schedule", "interventions", "interventions.mixing")
 _ABOUT: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "config.policies", "config.policies.map"), (dict,)),
-    **{f"config.{part}": (dict, _MAYBE) for part in (*_PARTS, *(f"learner.{part}" for part in _DEEPER))},
-    **{"config.workflow.name": (str, _MAYBE), "config.workflow.settings": (dict, _MAYBE)},
-    **dict.fromkeys(("config.seed", "config.steps", "config.evaluation.every"), (int, _MAYBE)),
-    **dict.fromkeys(("config.data.problems", "config.rollout.samples"), (int, _MAYBE)),
-    **dict.fromkeys(("digests", "versions", "made"), (dict, _MAYBE)),
-    **{"changes": (list, _MAYBE), "made.seconds": (*_NUMBER, _MAYBE)},
+    **{f"config.{part}": (dict, _NULL) for part in (*_PARTS, *(f"learner.{part}" for part in _DEEPER))},
+    **{"config.workflow.name": (str, _NULL), "config.workflow.settings": (dict, _NULL)},
+    **dict.fromkeys(("config.seed", "config.steps", "config.evaluation.every"), (int, _NULL)),
+    **dict.fromkeys(("config.data.problems", "config.rollout.samples"), (int, _NULL)),
+    **dict.fromkeys(("digests", "versions", "made"), (dict, _NULL)),
+    **{"changes": (list, _NULL), "made.seconds": (*_NUMBER, _NULL)},
 }
 _LINE: Mapping[str, tuple[type, ...]] = {
     "step": (int,),
-    **{"warnings": (list, _MAYBE), "alarms": (list, _MAYBE), "phase": (str, _MAYBE)},  # all else are numbers
+    **{"warnings": (list, _NULL), "alarms": (list, _NULL), "phase": (str, _NULL)},  # all others are numbers
 }
 _SCORES = ("accuracy", "ci_low", "ci_high", "any_correct", "problems", "samples")
 _EVALUATION: Mapping[str, tuple[type, ...]] = {
     "step": (int,),
-    **dict.fromkeys(_SCORES, (*_NUMBER, _MAYBE)),
-    **dict.fromkeys(("roles", "difference"), (dict, _MAYBE)),
+    **dict.fromkeys(_SCORES, (*_NUMBER, _NULL)),
+    **dict.fromkeys(("roles", "difference"), (dict, _NULL)),
 }
 _ALARM: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "who"), (str,)),
-    **{"step": (int,), "evidence": (dict,), "until": (int, _MAYBE)},
+    **{"step": (int,), "evidence": (dict,), "until": (int, _NULL)},
 }
 
 
 def sound(run: Run) -> Run:
-    """The run, where all that it holds is of the types that runs are written in; a ValueError names what is not."""
+    """Return the run if its fields have the types that a run writes; else a ValueError names the first fault."""
     for fault in _faults(run):
         raise ValueError(fault)
     return run
@@ -201,47 +201,47 @@ def _faults(run: Run) -> Iterator[str]:
     for record in run.evaluations:
         scores = {name: record.get(name) or 0 for name in ("step", *_SCORES)}
         yield from (
-            f"an evaluation: {name} is {_said(value)}" for name, value in scores.items() if not _usual(value)
+            f"an evaluation: {name} is {_json(value)}" for name, value in scores.items() if not _usual(value)
         )
         yield from _entries("an evaluation: roles", record.get("roles") or {}, dict)
     for line in run.metrics:
         for key, value in line.items():
-            odd = not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE
-            if odd or (type(value) is int and not _usual(value)):
-                yield f"{key} of step {_said(line['step'])} is {_said(value)}"
+            wrong_type = not isinstance(value, (*_NUMBER, _NULL)) and key not in _LINE
+            if wrong_type or (type(value) is int and not _usual(value)):
+                yield f"{key} of step {_json(line['step'])} is {_json(value)}"
 
 
 def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
-    """What of a record is of another type, by its path."""
+    """A line for each field of a record that has another type than in `shape`."""
     if not isinstance(record, Mapping):
-        yield f"{where}{_said(record)}"
+        yield f"{where}{_json(record)}"
         return
-    for path, kinds in shape.items():
+    for path, types in shape.items():
         value: Any = record
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if type(value) not in kinds:
-            yield f"{where}{path} is {_said(value)}"
+        if type(value) not in types:
+            yield f"{where}{path} is {_json(value)}"
 
 
-def _entries(where: str, of: Mapping[str, Any], kind: type) -> Iterator[str]:
-    """What of a mapping is of another type than all its values should be."""
-    yield from (f"{where}.{name} is {_said(value)}" for name, value in of.items() if type(value) is not kind)
+def _entries(where: str, part: Mapping[str, Any], kind: type) -> Iterator[str]:
+    """A line for each value that is not of the given type."""
+    yield from (f"{where}.{key} is {_json(value)}" for key, value in part.items() if type(value) is not kind)
 
 
 def _usual(value: float) -> bool:
     return -LARGEST < value < LARGEST  # a NaN is not
 
 
-def _said(value: Any) -> str:
+def _json(value: Any) -> str:
     return json.dumps(value)[:40]
 
 
 def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
     """The run folders in and below a directory, by name. A run is not searched for other runs.
 
-    Links are followed; a run that lies below the directory itself goes by that name alone. Directories that cannot be
-    listed are named in `unread`.
+    Links are followed; a run that is also below the directory itself is listed under that path only. Directories that
+    cannot be listed are named in `unread`.
     """
 
     def failed(error: OSError) -> None:
@@ -249,7 +249,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
             unread.append(f"'{error.filename}' cannot be read: {error.strerror}")
 
     found, seen, tops = [], set(), [os.fspath(root)]
-    for top in tops:  # which grows by the links
+    for top in tops:  # linked directories are appended below
         for directory, below, files in os.walk(top, onerror=failed):
             if (real := os.path.realpath(directory)) in seen:
                 below.clear()
@@ -268,7 +268,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
 
 
 def gradient_norms(run: Run) -> dict[str, Series]:
-    """Norm of each role's part of its policy's gradient; of each policy's gradient where roles were not kept apart.
+    """Norm of each role's part of its policy's gradient; if parts were not recorded, of each policy's gradient.
 
     A role that answers from several policies has a series for each, named "role (policy)".
     """
@@ -285,7 +285,7 @@ def gradient_norms(run: Run) -> dict[str, Series]:
 
 
 def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
-    """Each norm over the sum of all, step by step; a role without a gradient in a step has no part in it."""
+    """Each norm over the sum of all norms, step by step; a role without a gradient in a step has share 0 there."""
     steps = np.unique(np.concatenate([series.steps for series in norms.values()])) if norms else np.array([])
     table = np.zeros((len(norms), len(steps)))
     for row, series in zip(table, norms.values()):
@@ -296,50 +296,50 @@ def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
 
 
 def episodes(run: Run) -> Series:
-    """How many episodes each step had; by the configuration where results were kept without."""
-    kept, reward = run.series("episodes"), run.series("reward")
-    if len(kept.steps) or run.keys("draws/.+") or run.config.get("phases"):
-        return kept
+    """How many episodes each step had; from the configuration if the results were stored without this number."""
+    recorded, reward = run.series("episodes"), run.series("reward")
+    if len(recorded.steps) or run.keys("draws/.+") or run.config.get("phases"):
+        return recorded
     sizes = ("data", "problems"), ("rollout", "samples")
     problems, samples = ((run.config.get(part) or {}).get(name) or 0 for part, name in sizes)
-    return reward.constant(problems * samples) if problems * samples else kept
+    return reward.constant(problems * samples) if problems * samples else recorded
 
 
 def parts_of(run: Run, amplification: str) -> list[str]:
-    """The keys of the norms of the parts that an amplification is of."""
+    """The keys of the norms of the parts whose sum an amplification measures."""
     norms = re.escape(amplification.removesuffix("amplification")) + "norm/.+"
     return [match[0] for match in run.keys(norms)]
 
 
 def amplifications(run: Run) -> dict[str, tuple[Series, Series]]:
-    """(|sum g| / mean |g|, of how many parts g): a role's slots where those were kept apart, else a policy's roles."""
+    """(|sum g| / mean |g|, number of parts g); the parts are a role's slots if recorded, else a policy's roles."""
 
-    def of(key: str) -> tuple[Series, Series]:
+    def pair(key: str) -> tuple[Series, Series]:
         return (series := run.series(key)), series.constant(len(parts_of(run, key)))
 
     parts = run.keys("gradient/([^/]+)/slots/(.+)/amplification")
     owners = Counter(match[2] for match in parts)
     slots = {
-        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": of(match[0]) for match in parts
+        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": pair(match[0]) for match in parts
     }
     slots = {role: one for role, one in slots.items() if np.any(one[0].known.values != 1)}
     roles = Counter(match[1] for match in run.keys("gradient/([^/]+)/norm/.+"))
     policies = [match for match in run.keys("gradient/([^/]+)/amplification") if roles[match[1]] > 1]
-    return slots or {match[1]: of(match[0]) for match in policies}
+    return slots or {match[1]: pair(match[0]) for match in policies}
 
 
 # ---------------------------------------------------------------- evaluations
 
 
 def trained(run: Run) -> list[Record]:
-    """The evaluations along the run, one per step, rising."""
+    """The evaluations along the run, one per step, in the order of steps."""
     found = [record for record in run.evaluations if is_along(record) and record.get("accuracy") is not None]
     by_step = {int(record["step"]): record for record in found}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def base(run: Run) -> Record | None:
-    """The evaluation of where the run started."""
+    """The evaluation before the first step."""
     return next((record for record in trained(run) if record["step"] == 0), None)
 
 
@@ -349,12 +349,12 @@ def final(run: Run) -> Record | None:
 
 
 def best(records: Sequence[Record]) -> Record:
-    """The highest accuracy, the earliest of several."""
+    """The evaluation with the highest accuracy; the earliest if several have it."""
     return max(records, key=lambda record: (record["accuracy"], -record["step"]))
 
 
 def held_out(run: Run) -> list[Record]:
-    """The base and the final policies on the same test problems, as they were played last; all of them, if ever."""
+    """[base, final policies] on the same test problems: the last evaluations among those with the most problems."""
     played = [
         record
         for record in run.evaluations
@@ -371,7 +371,7 @@ def held_out(run: Run) -> list[Record]:
 
 
 def cast_of(record: Record, seed: Any) -> str:
-    """Who played in an evaluation: the mode, the role, whose policy, and the noise where it is not the run's."""
+    """Who played in an evaluation: the mode, the role, whose policy, and the noise seed if it is not the run's."""
     source, noise = record.get("generator_from"), record.get("seed", seed)
     words = [record.get("mode"), record.get("role"), f"from {source}" if source else None]
     words += [f"noise {noise}"] if noise != seed else []
@@ -379,6 +379,6 @@ def cast_of(record: Record, seed: Any) -> str:
 
 
 def lost_evaluations(run: Run) -> list[int]:
-    """Steps whose evaluation the run made and `eval.jsonl` has not; none where what is evaluated was changed."""
+    """Steps whose evaluation the run made and `eval.jsonl` lacks; none if the run was changed at a resume."""
     every = (run.config.get("evaluation") or {}).get("every") or 0
     return [] if run.about.get("changes") else lacking(run.evaluations, every, run.step)

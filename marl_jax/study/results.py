@@ -1,11 +1,11 @@
-"""Runs as compact JSON: evaluations whole, metrics thinned out, no weights and no words, to be kept beside the code.
+"""Runs as compact JSON files to keep with the code: all evaluations, thinned metrics, no weights and no texts.
 
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
-A file holds what `config.json` says, the accelerator that made the run, or else the machine that collected it, and the
-seconds of all steps; every line of `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys
-that findings rest on, as columns. It is read as the `Run` that it was made from, with fewer steps of metrics and no
-episodes. A study is all runs below a directory, whole folders and such files.
+A file contains `config.json`, the accelerator that made the run (for a CPU run: the machine that collected it) and the
+seconds of all steps; every line of `eval.jsonl`; the alarms; and at most STEPS steps of `metrics.jsonl`, as columns of
+the keys that the findings use. It is read back as a `Run` with fewer steps of metrics and no episodes. A study is all
+runs below a directory, whether they are run folders or such files.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from marl_jax.user_cache import machine
 
 SUFFIX = ".run.json"
 SCHEMA = 1
-STEPS = 40  # of the metrics, evenly spaced; the first and the last always
-DIGITS = 4  # of a number of the metrics
+STEPS = 40  # steps of the metrics that are stored, evenly spaced, with the first and the last
+DIGITS = 4  # significant digits of a stored metric
 KEPT = re.compile(
     r"step|reward|reward/.*|draws/first_reward|episodes|calls|tokens|failed|alarms|copied/.*|repeated/.*"
     r"|cosine/.*|groups/.*|gradient/.*"
@@ -39,14 +39,14 @@ class Study:
     """The runs below a directory, each read once."""
 
     root: Path
-    runs: dict[str, Run]  # by their places below the root
-    unread: list[str]  # why others could not be read
+    runs: dict[str, Run]  # by their paths relative to the root
+    unread: list[str]  # a line for each run that could not be read
 
 
 def read_study(root: str | os.PathLike[str]) -> Study:
-    """All runs below a directory, each from its folder where that can be read, else from its result.
+    """All runs below a directory, each from its folder if that can be read, else from its result file.
 
-    None at all, and a directory that is itself a run, are refused.
+    A directory without runs, or one that is itself a run, is refused.
     """
     top, runs, unread = Path(os.path.expanduser(root)).absolute(), dict[str, Run](), list[str]()
     paths = [*find_runs(top, unread), *sorted(top.rglob(f"*{SUFFIX}"))]
@@ -56,14 +56,14 @@ def read_study(root: str | os.PathLike[str]) -> Study:
     if top in paths:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     for path in paths:
-        place = path.relative_to(top).as_posix().removesuffix(SUFFIX)
-        if place in runs:
-            continue  # the run itself is there, and this is its result
+        name = path.relative_to(top).as_posix().removesuffix(SUFFIX)
+        if name in runs:
+            continue  # already read from its run folder; this is its result file
         try:
-            place.encode()  # a page holds it
-            runs[place] = read_result(path) if path.is_file() else read_run(path)
+            name.encode()  # the page contains it
+            runs[name] = read_result(path) if path.is_file() else read_run(path)
         except UnicodeEncodeError:
-            unread.append(f"'{os.fsencode(place).decode(errors='replace')}' is no name in UTF-8: rename it")
+            unread.append(f"'{os.fsencode(name).decode(errors='replace')}' is no name in UTF-8: rename it")
         except FolderError as error:
             unread.append(str(error))
     return Study(top, runs, unread)
@@ -72,7 +72,7 @@ def read_study(root: str | os.PathLike[str]) -> Study:
 def collect(
     root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
 ) -> tuple[list[Path], list[str]]:
-    """Write the finished runs below a directory, each under its place there; the files, and why others have none."""
+    """Write the finished runs below a directory, each at its relative path; the files, and why other runs have none."""
     top, target = Path(os.path.expanduser(root)).absolute(), outside(out)
     written, unread = list[Path](), list[str]()
     for folder in find_runs(top, unread):
@@ -80,18 +80,18 @@ def collect(
             run = read_run(folder)
             if not (run.finished or unfinished):
                 continue
-            held = compact(run)
+            result = compact(run)
         except FolderError as error:
             unread.append(str(error))
             continue
-        except ODD as error:  # the others have their results
+        except ODD as error:  # the other runs still get their results
             unread.append(f"'{folder}' has no result, since a value of it is odd: {error!r}")
             continue
         place = target / folder.relative_to(top.parent if folder == top else top)
         path = place.with_name(place.name + SUFFIX)
         with path_errors(path, "choose another --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(held, separators=(",", ":")).encode(), shared=True)
+            write_atomically(path, json.dumps(result, separators=(",", ":")).encode(), shared=True)
         written.append(path)
     if not written and not unread:
         raise FolderError(f"there is no {'' if unfinished else 'finished '}run in or below '{root}'")
@@ -99,7 +99,7 @@ def collect(
 
 
 def compact(run: Run) -> dict[str, Any]:
-    """What a file holds."""
+    """The contents of a run's result file."""
     lines = _thinned(run.metrics)
     keys = dict.fromkeys(key for line in lines for key in line if KEPT.fullmatch(key))
     return {
@@ -112,25 +112,25 @@ def compact(run: Run) -> dict[str, Any]:
 
 
 def read_result(path: str | os.PathLike[str]) -> Run:
-    """The run that a file was made from."""
+    """The run that a result file was made from."""
     file = Path(path)
     try:
-        held = json.loads(file.read_text())
-        columns = held["metrics"]
+        result = json.loads(file.read_text())
+        columns = result["metrics"]
         if len({len(column) for column in columns.values()}) > 1:
             raise ValueError("its metrics are columns of several lengths")
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
-        if held["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
-        if type(held["about"]["config"]["seed"]) is not int:
+        if result["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {result['schema']}, this version reads {SCHEMA}")
+        if type(result["about"]["config"]["seed"]) is not int:
             raise ValueError("it names no seed")
         return sound(
             Run(
                 file.with_name(file.name.removesuffix(SUFFIX)),
-                held["about"],
+                result["about"],
                 lines,
-                tuple(held["evaluations"]),
-                tuple(held["alarms"]),
+                tuple(result["evaluations"]),
+                tuple(result["alarms"]),
             )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,14 +138,14 @@ def read_result(path: str | os.PathLike[str]) -> Run:
 
 
 def _machine(run: Run) -> str:
-    """Number and kind of accelerators, as the run recorded them; of processors it records no kind: this machine's."""
+    """Number and kind of accelerators as the run recorded them; for CPUs, whose kind is not recorded, this machine."""
     device, mesh = str(run.about.get("versions", {}).get("device", "cpu")), run.config.get("mesh", {})
     count = math.prod(mesh.get(axis, 1) for axis in ("data", "model", "hosts"))
     return machine() if device == "cpu" else f"{run.about['settled'].get('devices', count)} x {device}"
 
 
 def _seconds(run: Run) -> float:
-    """What all steps took, with evaluations and checkpoints; of seeds side by side, this one's part."""
+    """Seconds of all steps, with evaluations and checkpoints; if seeds trained side by side, this seed's share."""
     steps = sum(line.get("time/wall") or line.get("time/step") or 0.0 for line in run.metrics)
     return round(steps / run.config.get("seeds", 1), 1)
 
@@ -153,8 +153,8 @@ def _seconds(run: Run) -> float:
 def _thinned(lines: tuple[Record, ...]) -> list[Record]:
     if len(lines) <= STEPS:
         return list(lines)
-    places = {round(k * (len(lines) - 1) / (STEPS - 1)) for k in range(STEPS)}
-    return [lines[place] for place in sorted(places)]
+    indices = {round(k * (len(lines) - 1) / (STEPS - 1)) for k in range(STEPS)}
+    return [lines[i] for i in sorted(indices)]
 
 
 def _short(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Cells over seeds: runs that differ in their seed alone, and what each answered, problem by problem.
+"""Cells: groups of runs that differ only in their seed, and the answers of each run, problem by problem.
 
     runs ──by_cell──► cells ──measures──► answers to each problem, of each run     (compared in `contrasts`)
 
-Runs that were stopped early, or changed at a resume, stand apart, marked. A cell that is not what its name says is
-labelled with the difference, and cells that would have one label with what they differ in.
+Runs that were stopped early, or changed at a resume, form cells of their own, whose labels say so. If a cell is not
+what its name says, its label names the difference; cells whose labels would be equal are labelled with what differs.
 """
 
 import dataclasses
@@ -21,50 +21,50 @@ from marl_jax.study.record import Run, base, held_out, once, trained
 from marl_jax.study.wording import NONE
 from marl_jax.workflows import BUILT_IN
 
-# What makes no other run: names, and what changes no number or follows from the other settings.
+# Fields that do not distinguish runs: names, and fields that change no number or follow from other settings.
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
-OF_ENGINE = ("kind", "max_prompt", "sampler")  # what of `engine` does make another run
-NAMED = 3  # fields in which a label says that cells differ
+OF_ENGINE = ("kind", "max_prompt", "sampler")  # fields of `engine` that do distinguish runs
+NAMED = 3  # differing fields that a label names at most
 TOKENS, CALLS = "tokens_per_episode", "calls_per_episode"  # what an episode spends
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Runs of one configuration, by rising seed."""
+    """Runs of one configuration, sorted by seed."""
 
     runs: tuple[Run, ...]
-    label: str = ""  # its name, and what else tells it from others
-    folder: str = ""  # the name of its runs' folder, where no other cell has it and it begins with the cell's
+    label: str = ""  # its name, and what distinguishes it from other cells
+    folder: str = ""  # the name of its runs' folder, if it begins with the cell's and no other cell has it
 
     @property
     def name(self) -> str:
-        """As the configuration calls it."""
+        """The cell's name in the configuration."""
         return self.runs[0].cell
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Of its first run: the others differ in their seed."""
+        """The configuration of its first run; those of the others differ in the seed."""
         return self.runs[0].config
 
     @property
     def odd_words(self) -> list[str]:
-        """Of its label: in what it is not the cell that its name says, another workflow or other policies."""
+        """For its label: the workflow and the policies, if they are not those that its name says."""
         named, policies, *_ = self.name.split("-") if self.name.count("-") == 3 else ("", "")
         if named not in BUILT_IN or policies not in POLICIES:
             return []
         played, owners = (self.config.get("workflow") or {}).get("name"), self.runs[0].policy_map
-        apart = len(set(owners.values()))
-        as_named = apart == 1 if policies == "shared" else apart == len(owners) and "/" not in "".join(owners)
+        count = len(set(owners.values()))
+        as_named = count == 1 if policies == "shared" else count == len(owners) and "/" not in "".join(owners)
         workflow = [] if played == named else [f"workflow {played}"]
         return workflow + ([] if as_named else [f"{role} → {policy}" for role, policy in owners.items()])
 
     @property
     def settings(self) -> list[str]:
-        """Those of its workflow that are not the usual ones."""
+        """The settings of its workflow that are not the defaults."""
         chosen = self.config.get("workflow") or {}
-        usual = BUILT_IN[chosen["name"]].settings if chosen.get("name") in BUILT_IN else {}
+        defaults = BUILT_IN[chosen["name"]].settings if chosen.get("name") in BUILT_IN else {}
         settings = chosen.get("settings") or {}
-        return [f"{name} {value}" for name, value in settings.items() if value != usual.get(name)]
+        return [f"{name} {value}" for name, value in settings.items() if value != defaults.get(name)]
 
     @property
     def single(self) -> bool:
@@ -90,23 +90,23 @@ class Cell:
 
     @property
     def changed_words(self) -> list[str]:
-        """Of its label: that its runs went on with another configuration or other data, if they did."""
+        """For its label: whether its runs were resumed with another configuration or other data."""
         return ["changed at a resume"] if _changed(self.runs[0]) else []
 
     @property
     def early_words(self) -> list[str]:
-        """Of its label: at which steps its runs were stopped, if they were."""
+        """For its label: the steps at which its runs were stopped early, if any."""
         steps = sorted({run.step for run in self.runs if not run.finished})
         return [f"stopped at step {' and '.join(map(str, steps))}"] if steps else []
 
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
-    """Runs together that are equal but for their seed and `ASIDE`, in order of appearance; a copy is no other run."""
-    together: dict[str, dict[int, Run]] = {}
+    """Group runs that differ only in seed and `ASIDE`, in order of appearance; the first run of a seed counts."""
+    groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            together.setdefault(_alike(run), {}).setdefault(seed, run)
-    cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
+            groups.setdefault(_cell_key(run), {}).setdefault(seed, run)
+    cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in groups.values()]
     places = [cell.runs[0].folder.parent.name for cell in cells]
     folders = [
         name if name.startswith(cell.name) and places.count(name) == 1 else ""
@@ -114,7 +114,7 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     ]
     cells = [dataclasses.replace(cell, folder=name) for cell, name in zip(cells, folders)]
     titles = [cell.folder or cell.name for cell in cells]
-    # A folder that is called more than its cell says what was changed.
+    # If the folder's name is longer than the cell's, it says already what was changed.
     details = [
         cell.odd_words
         + (cell.settings if title == cell.name else [])
@@ -125,38 +125,38 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     ]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
-    for more in (_unlike, place):  # the latter where the former is not enough
-        details = _told_apart(cells, titles, details, more)
-    told = [", ".join(filter(None, words)) for words in details]
+    for more in (_unlike, place):  # the folder only if the fields do not suffice
+        details = _distinguished(cells, titles, details, more)
+    words_of = [", ".join(filter(None, words)) for words in details]
     return [
         dataclasses.replace(cell, label=f"{title} ({words})" if words else title)
-        for cell, title, words in zip(cells, titles, told)
+        for cell, title, words in zip(cells, titles, words_of)
     ]
 
 
 def differing(one: Cell, other: Cell) -> tuple[str, ...]:
     """The fields whose values differ; if none does, the digests that differ, but for versions."""
-    mine, its = map(_fields, (one, other))
-    found = [path for path in dict.fromkeys([*mine, *its]) if mine.get(path) != its.get(path)]
+    left, right = map(_fields, (one, other))
+    found = [path for path in dict.fromkeys([*left, *right]) if left.get(path) != right.get(path)]
     if not found:
-        mine, its = map(_digests, (one, other))
-        found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
+        left, right = map(_digests, (one, other))
+        found = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
     return tuple(found)
 
 
 def uncounted(runs: Mapping[str, Run]) -> list[str]:
-    """A line for each run, by their names, that has cell and seed of one before it and other results."""
+    """A line for each run that has the cell and the seed of an earlier run, but other results."""
     first: dict[tuple[str, Any], str] = {}
     lines = []
     for name, run in runs.items():
-        other = first.setdefault((_alike(run), run.config.get("seed")), name)
+        other = first.setdefault((_cell_key(run), run.config.get("seed")), name)
         if runs[other].evaluations != run.evaluations:
             lines.append(f"'{name}' is in no table of cells: '{other}' is the same cell and seed")
     return lines
 
 
-def _alike(run: Run) -> str:
-    """What runs of one cell have in common."""
+def _cell_key(run: Run) -> str:
+    """A key that runs of one cell have in common."""
     same = [run.cell, essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
     return json.dumps(same, sort_keys=True)
 
@@ -167,19 +167,19 @@ def _changed(run: Run) -> bool:
     return any(not line.startswith("versions.") for line in lines)
 
 
-def _steps(cell: Cell, alike: Sequence[Cell]) -> list[str]:
-    """How many steps its runs are to make, where another cell of its title is to make more or fewer."""
-    steps = {one.runs[0].steps for one in alike}
+def _steps(cell: Cell, same_title: Sequence[Cell]) -> list[str]:
+    """The number of steps of its runs, if another cell with its title has another number."""
+    steps = {one.runs[0].steps for one in same_title}
     return [f"{cell.runs[0].steps} steps"] if len(steps) > 1 else []
 
 
-def _told_apart(
+def _distinguished(
     cells: Sequence[Cell],
     titles: Sequence[str],
     details: Sequence[list[str]],
     more: Callable[[Cell, Sequence[Cell]], list[str]],
 ) -> list[list[str]]:
-    """The details of each cell, and more of those that have their title and details in common."""
+    """The details of each cell; cells that have title and details in common get more."""
     keys = [(title, *words) for title, words in zip(titles, details)]
     groups = [[one for one, its in zip(cells, keys) if its == key] for key in keys]
     return [
@@ -189,11 +189,11 @@ def _told_apart(
 
 
 def _unlike(cell: Cell, group: Sequence[Cell]) -> list[str]:
-    """A few of the fields in which it differs from the others of a group, with its values."""
+    """The cell's values of a few fields in which it differs from the others of a group."""
     paths = list(dict.fromkeys(path for other in group for path in differing(cell, other)))
-    # Digests are told apart by how they begin, long names (folders, "module:function") by how they end.
-    mine = {name: str(digest)[:12] for name, digest in _digests(cell).items()} | _fields(cell)
-    values = [f"{path} {str(mine.get(path, NONE))[-24:]}" for path in paths[:NAMED]]
+    # Digests differ at their beginning, long names (folders, "module:function") at their end.
+    own = {name: str(digest)[:12] for name, digest in _digests(cell).items()} | _fields(cell)
+    values = [f"{path} {str(own.get(path, NONE))[-24:]}" for path in paths[:NAMED]]
     return values + ([f"{len(paths) - NAMED} more"] if len(paths) > NAMED else [])
 
 
@@ -202,17 +202,17 @@ def _digests(cell: Cell) -> dict[str, Any]:
 
 
 def _fields(cell: Cell) -> dict[str, Any]:
-    """{path: value} of what makes another run. Policies have no names: maps that share alike are equal."""
+    """{path: value} of the fields that distinguish runs. Policies are numbered: names do not make maps differ."""
     owners = cell.runs[0].policy_map
     numbers = {
         policy: place for place, policy in enumerate(dict.fromkeys(owners[role] for role in sorted(owners)))
     }
-    alike = {"policies.map": {role: numbers[owners[role]] for role in sorted(owners)}} if owners else {}
-    return dict(_leaves(essential(cell.config))) | alike
+    sharing = {"policies.map": {role: numbers[owners[role]] for role in sorted(owners)}} if owners else {}
+    return dict(_leaves(essential(cell.config))) | sharing
 
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration that make another run."""
+    """The fields of a configuration that distinguish runs."""
     fields = {name: value for name, value in config.items() if name not in ASIDE}
     engine = {name: value for name, value in (config.get("engine") or {}).items() if name in OF_ENGINE}
     return fields | ({"engine": engine} if engine else {})
@@ -228,7 +228,7 @@ def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 
 def _place(cell: Cell) -> Path:
-    """The folder of its runs, of a matrix; else that of its first run."""
+    """The folder of its seeds in a matrix; else the folder of its first run."""
     folder = cell.runs[0].folder
     return folder.parent if folder.name.startswith("seed-") else folder
 
@@ -237,15 +237,15 @@ def _place(cell: Cell) -> Path:
 
 
 class Answers(NamedTuple):
-    """Of a run, its share of right answers to each of some problems."""
+    """A run's share of right answers to each of some problems."""
 
-    problems: Any  # tells them from other problems
+    problems: Any  # equal for the same problems
     right: PerProblem
 
 
 @once
 def measures(run: Run) -> dict[str, Answers]:
-    """What a run is measured by, as far as it is known."""
+    """The measures of a run that are known, by name."""
     end = course(run)
     start, last = held_out(run) or ({}, {})
     found = {
@@ -255,14 +255,14 @@ def measures(run: Run) -> dict[str, Answers]:
         "test base": per_problem(start),
         "test final": per_problem(last),
     }
-    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: no other run's
+    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: like no other run's
     on_test = [last.get(key) for key in ("data", "problems", "samples")]
     asked = {name: on_test if name.startswith("test") else on_val for name in found}
     return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
 
 
 def budget(run: Run, of: str = TOKENS) -> float | None:
-    """Mean tokens, or calls, of an episode in the last evaluations, or in the final one on test; None in older runs."""
+    """Mean tokens (or calls) per episode in the last evaluations, else in the final one on test; None in older runs."""
     last = trained(run)[-TERMINAL:] if course(run) else held_out(run)[1:]
     counts = [record.get(of) for record in last]
     known = [float(value) for value in counts if isinstance(value, int | float)]
@@ -270,7 +270,7 @@ def budget(run: Run, of: str = TOKENS) -> float | None:
 
 
 def difference(one: Answers | None, other: Answers | None) -> PerProblem | None:
-    """How much more the first has, problem by problem; None where these are not the same problems."""
+    """The first minus the second, problem by problem; None if the problems are not the same."""
     if one is None or other is None or one.problems != other.problems or len(one.right) != len(other.right):
         return None
     return one.right - other.right
