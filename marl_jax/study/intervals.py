@@ -1,11 +1,11 @@
 """How sure an accuracy is: intervals over problems, over problems and seeds, and pass@k.
 
-Samples of one problem are not independent, so the unit that is resampled is the problem. Two checkpoints that
-answered the same problems are compared problem by problem, which takes out how hard the problems are. Where all
-problems agree there is nothing to resample: Wilson's bound says how many others there may be that do not.
+Samples of one problem are not independent, so problems are resampled, not samples. Two checkpoints that answered the
+same problems are compared problem by problem, which removes the variance between hard and easy problems. If all
+problems agree, there is nothing to resample: Wilson's bound limits the share of other problems that do not.
 
 A few seeds are too few to resample; runs of several seeds that answered the same problems get the t interval of a
-two-way layout, in which seeds and problems are both drawn at random.
+two-way layout, in which seeds and problems are both random effects.
 """
 
 import math
@@ -17,13 +17,13 @@ import numpy as np
 from scipy import special
 
 Array = np.ndarray
-LEVEL = 0.95  # of every interval
-DRAWS, AT_ONCE = 10_000, 1000  # resamples of a bootstrap, and how many lie in memory at a time
+LEVEL = 0.95  # the confidence of every interval
+DRAWS, AT_ONCE = 10_000, 1000  # resamples of a bootstrap, and how many are in memory at a time
 Z2 = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
 
 
 class Interval(NamedTuple):
-    """A mean, and the bounds that hold it at the level."""
+    """A mean and its confidence bounds at LEVEL."""
 
     mean: float  # the estimate
     low: float  # lower end of the interval
@@ -31,12 +31,12 @@ class Interval(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether all of it lies on one side of 0."""
+        """Whether 0 is outside of it."""
         return self.low > 0 or self.high < 0
 
 
 def wilson(right: int, count: int) -> Interval:
-    """Wilson's score interval of a share of independent trials; (0, 1) where there are none."""
+    """Wilson's score interval of a share of independent trials; (0, 1) without trials."""
     if not 0 <= right <= count:
         raise ValueError(f"{right} of {count} cannot be right: the first must lie in 0..{count}")
     if count == 0:
@@ -50,9 +50,9 @@ def wilson(right: int, count: int) -> Interval:
 
 
 def bootstrap(
-    values: Array,  # [P] or [P, k]: of each problem, or of each of its k samples
+    values: Array,  # [P] or [P, k]: a value for each problem, or for each of its k samples
     *,
-    bounds: tuple[float, float] = (0.0, 1.0),  # of any value
+    bounds: tuple[float, float] = (0.0, 1.0),  # least and greatest possible value
 ) -> Interval:
     """Percentile bootstrap of the mean over problems; a pure function of its arguments."""
     values = _per_problem(values)
@@ -70,9 +70,9 @@ def bootstrap(
 
 def paired_bootstrap(
     values: Array,  # [P] or [P, k]
-    base: Array,  # [P] or [P, j], of the same problems in the same order
+    base: Array,  # [P] or [P, j], for the same problems in the same order
 ) -> Interval:
-    """Of the mean difference to `base`, problem by problem."""
+    """Percentile bootstrap of the mean difference to `base`, problem by problem."""
     values, base = _per_problem(values), _per_problem(base)
     if len(values) != len(base):
         raise ValueError(f"{len(values)} problems cannot be paired with {len(base)}: evaluate the same ones")
@@ -80,15 +80,15 @@ def paired_bootstrap(
 
 
 def over_seeds(
-    values: Array,  # [S, P]: of each run, of each problem
+    values: Array,  # [S, P]: a value for each run and problem
     *,
-    bounds: tuple[float, float] = (0.0, 1.0),  # of any value
+    bounds: tuple[float, float] = (0.0, 1.0),  # least and greatest possible value
 ) -> Interval:
-    """Of the mean over seeds and problems, both drawn at random.
+    """The t interval of the mean over seeds and problems, both random effects.
 
-    With mean squares of seeds A, of problems B and of what is left E, the variance of the mean is (A + B - E) / SP,
-    with degrees of freedom by Satterthwaite. Where chance makes it less than one of the three alone gives, that one
-    counts. Of one seed, or where all values agree, it is the bootstrap over problems; of one problem, that over seeds.
+    With mean squares A of seeds, B of problems and E of the residuals, the variance of the mean is (A + B - E) / SP,
+    with Satterthwaite's degrees of freedom. If chance makes it less than one of the three alone gives, that one is
+    used. One seed, or equal values, give the bootstrap over problems; one problem gives the bootstrap over seeds.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not values.size:
@@ -103,7 +103,7 @@ def over_seeds(
 
 
 def over_runs(values: Sequence[float] | Array) -> Interval:
-    """The t interval of the mean of one number per run; without ends where there is one run."""
+    """The t interval of the mean of one number per run; infinite for one run."""
     array = np.asarray(values, np.float64)
     mean, count = float(array.mean()), len(array)
     if count < 2:
@@ -113,15 +113,15 @@ def over_runs(values: Sequence[float] | Array) -> Interval:
 
 
 def p_value(values: Array) -> float | None:  # [S, P]
-    """Two-sided, of a mean of zero, for claims: the larger p of two t tests.
+    """Two-sided p of a zero mean, for claims: the larger p of two t tests.
 
-    One is that which the interval of `over_seeds` inverts, the other that over the means of the seeds. Of few seeds
-    that differ, chance often makes the first count problems in the place of seeds, and then it is wrong several times
-    as often as it says; the second knows nothing of problems. None for fewer than two seeds or problems, or where all
-    values are zero: there is nothing to test by.
+    The first is the test that the interval of `over_seeds` inverts, the second tests the means of the seeds. With few
+    seeds that differ, chance often gives the first the degrees of freedom of problems instead of seeds, and it is then
+    wrong several times as often as its p says; the second ignores problems. None for fewer than two seeds or problems,
+    or if all values are zero: a test has no data then.
 
-    Where all values agree, neither has a variance. One is then that of Wilson's bound over the problems, as the
-    interval has it, and the other takes one value for zero, as the next one might be: its t is SP - 1.
+    If all values are equal, neither test has a variance. The first then uses Wilson's bound over the problems, as the
+    interval does, and the second counts one value as zero, as the next one might be: its t is SP - 1.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or min(values.shape) < 2 or not np.any(abs(values) >= 1e-9):
@@ -139,63 +139,63 @@ def p_value(values: Array) -> float | None:  # [S, P]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each corrected for all of them: the chance that any is called too early stays at the level they are held to."""
+    """Holm's correction: compared with a level, the chance of any false claim among all tests stays at that level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    held, floor = [0.0] * len(p_values), 0.0
-    for place, i in enumerate(order):
-        floor = max(floor, min(1.0, (len(order) - place) * p_values[i]))
-        held[i] = floor
-    return held
+    corrected, floor = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        floor = max(floor, min(1.0, (len(order) - rank) * p_values[i]))
+        corrected[i] = floor
+    return corrected
 
 
 def _two_way(values: Array) -> tuple[float, float]:
-    """The mean square that the variance of the mean of [S, P] rests on, and its degrees of freedom."""
+    """The mean square from which the variance of the mean of [S, P] follows, and its degrees of freedom."""
     seeds, problems = values.shape
     mean, by_seed, by_problem = values.mean(), values.mean(axis=1), values.mean(axis=0)
-    left = values - by_seed[:, None] - by_problem + mean
+    residuals = values - by_seed[:, None] - by_problem + mean
     sums = (
         problems * np.sum((by_seed - mean) ** 2),
         seeds * np.sum((by_problem - mean) ** 2),
-        np.sum(left**2),
+        np.sum(residuals**2),
     )
-    free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
-    a, b, e = squares = sums / free
+    freedoms = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
+    a, b, e = squares = sums / freedoms
     both = a + b - e
-    candidates = [(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)]
+    candidates = [(both, both**2 / np.sum(squares**2 / freedoms)), *zip(squares, freedoms)]
     largest = max(candidates)[0]
     return largest, min(freedom for square, freedom in candidates if not square < largest * (1 - 1e-12))
 
 
 def pass_at_k(
-    correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: which share of its paths was
+    correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: the share of its paths that was
     k: int,
 ) -> Array:
     """Float[P]: 1 - C(n - c, k) / C(n, k), the unbiased chance that one of k samples is right (c of n were).
 
-    Of shares, the chance that one of k samples is right where a path of each is drawn.
+    For shares: the chance that one of k samples is right if one path of each is drawn.
     """
     correct = np.asarray(correct)
     if correct.ndim != 2 or not 1 <= k <= correct.shape[1]:
         raise ValueError(f"pass@{k} needs at least {k} samples of each problem, the shape is {correct.shape}")
     n = correct.shape[1]
     if correct.dtype.kind == "f":
-        # [:, j]: sums over the sets of j samples, of the chance that all of a set are wrong.
+        # wrong[:, j]: the sum, over all sets of j samples, of the chance that all samples of the set are wrong.
         wrong = np.eye(1, k + 1).repeat(len(correct), axis=0)
         for share in correct.T:
             wrong[:, 1:] += wrong[:, :-1] * (1 - share[:, None])
         return 1 - wrong[:, k] / math.comb(n, k)
     correct = correct.astype(bool)
-    of = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
-    return np.array(of)[correct.sum(axis=1)]
+    chances = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
+    return np.array(chances)[correct.sum(axis=1)]
 
 
 def _agreed(value: float, count: int, bounds: tuple[float, float]) -> Interval:
-    """Of a mean over problems that all had this value: Wilson's share of others may lie anywhere in the bounds.
+    """Interval of the mean if all problems had this value: Wilson's share of other problems is at either bound.
 
-    Where the value is a bound itself this is Wilson's interval: of 10 problems that are all right, 0.72 to 1.
+    If the value is a bound itself, this is Wilson's interval: 0.72 to 1 for 10 problems that are all right.
     """
-    others = wilson(0, count).high
-    low, high = ((1 - others) * value + others * bound for bound in bounds)
+    share = wilson(0, count).high
+    low, high = ((1 - share) * value + share * bound for bound in bounds)
     return Interval(value, low, high)
 
 
