@@ -1,4 +1,4 @@
-"""Tables over cells: how each went over its seeds, and what it has more than another."""
+"""Tables of cells: the results of each over its seeds, and the differences between cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ HOW = (
 
 
 def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """All that have a row; none where every cell has one run and nothing is to be compared."""
+    """The tables that have a row; none if every cell has one run and there is nothing to compare."""
     cells = by_cell(runs)
     found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
     pairs, lines = pairs_of(cells)
@@ -29,7 +29,7 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
 
 
 def in_terminal(runs: Mapping[str, Run]) -> list[Table]:
-    """What tells runs apart, by their names; where nothing compares them, a row for each comes first."""
+    """The tables of runs, by their names; if none compares them, a table with a row for each run comes first."""
     found = tables_of(list(runs.values()))
     if all(table.facts for table in found) and runs:
         return [runs_table(runs), *found]
@@ -37,7 +37,7 @@ def in_terminal(runs: Mapping[str, Run]) -> list[Table]:
 
 
 def on_val(cells: Sequence[Cell]) -> Table:
-    """How each cell went along its runs."""
+    """Accuracy of the cells on validation problems, before and along their runs."""
     rows = _rows(cells, ("base", "peak", "terminal"), cliffs=True)
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
     how = (
@@ -48,13 +48,13 @@ def on_val(cells: Sequence[Cell]) -> Table:
 
 
 def on_test(cells: Sequence[Cell]) -> Table:
-    """Accuracy of the cells on test problems, by which nothing was chosen."""
+    """Accuracy of the cells on test problems, which were not used to choose anything."""
     head = ("", "seeds", "base", "final", "final over base,\npoints")
     return Table("Cells on test problems", _rows(cells, ("test base", "test final")), head, HOW)
 
 
 def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> list[tuple[str, ...]]:
-    """Of each cell that has them some measures, and how much more it has of the last than of the first."""
+    """A row for each cell that has one of the measures `shown`, with the gain of the last over the first."""
     rows = []
     for cell in cells:
         runs = [measures(run) for run in cell.runs]
@@ -71,14 +71,14 @@ def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> 
 
 
 def _fallen(cell: Cell) -> str:
-    """How many runs fell by themselves, beneath it whether they did together, and which form they lost with it."""
+    """How many runs fell by themselves; on a second line, whether they fell together and which form they lost."""
     known = [run for run in cell.runs if fell(run) is not None]
     fallen = [run for run in known if fell(run)]
     together = is_cliff([end for run in cell.runs if (end := course(run))]) if len(known) > 1 else None
-    below = [] if together is None else ["a cliff" if together else "no cliff"]
-    below += [f"form: {form_of(fallen)}"] if fallen else []
+    notes = [] if together is None else ["a cliff" if together else "no cliff"]
+    notes += [f"form: {form_of(fallen)}"] if fallen else []
     count = f"{len(fallen)} of {len(known)}" if known else NONE
-    return "\n".join([count, ", ".join(below)]) if below else count
+    return "\n".join([count, ", ".join(notes)]) if notes else count
 
 
 def _too_few(cell: Cell) -> str:
@@ -95,8 +95,8 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
     rows = []
     for pair in pairs:
         both = by_seed(pair.one, pair.other)
-        measured = [(measures(run), measures(its)) for run, its in both]
-        gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
+        measured = [(measures(a), measures(b)) for a, b in both]
+        gaps = [[difference(a.get(name), b.get(name)) for a, b in measured] for name in compared]
         found = [_over_runs(gap, differences=True) for gap in gaps]
         if set(found) - {NONE}:
             tokens = _budgets(spent(pair.one, pair.other))
@@ -123,7 +123,7 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
 
 
 def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:
-    """Mean and interval over the runs that have values, of as many problems each; how many, where not all have."""
+    """Mean and interval over the runs that have values, and their number if some have none; all need as many problems."""
     known = [one for one in values if one is not None]
     if len({len(one) for one in known}) != 1:
         return NONE
@@ -133,7 +133,7 @@ def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -
 
 
 def _budgets(tokens: tuple[float, float] | None) -> str:
-    """Mean tokens of either side, and how many times as many the first took where that is not as many."""
+    """Mean tokens of both sides, and if they do not match, how many times as many the first took."""
     if tokens is None:
         return NONE
     one, other = tokens

@@ -3,7 +3,7 @@
     question ─► step 1, of the user        a call ─► a step of the agent, its policy as the model
     result of a tool ─► observation of the call before it; without one, a step of the system
 
-What the format has no field for stands under `extra`: role, slot, turn, what was asked, reward and advantage.
+Values that the format has no field for are stored in `extra`: role, slot, turn, the request, reward and advantage.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from marl_jax.run_folder.folder import FolderError, outside
 from marl_jax.runs.loading.stored import path_of
 from marl_jax.study.page_episodes import NAMES, paths_of
 
-NOTED = ("asked", "reward", "advantage")  # of each call
+NOTED = ("asked", "reward", "advantage")  # columns that are exported with each call
 
 
 def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
-    """Write every recorded episode of a run below `out`, which must be empty or new; the files.
+    """Write every recorded episode of a run below `out`, which must be empty or new; returns the written files.
 
-    Of several files of episodes, those that cannot be read are left out with a warning.
+    Files of episodes that cannot be read are left out with a warning.
     """
     folder = path_of(workdir)
     files = sorted(path for path in (folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
@@ -44,13 +44,13 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
     written = []
     for file in files:
         try:
-            read = list(_trajectories(file, folder.name))
+            trajectories = list(_trajectories(file, folder.name))
         except (ValueError, OSError) as error:
             logging.warning("%s: it is left out", error)
             continue
-        with _whole(place), disk_errors(place):
+        with _all_or_nothing(place), disk_errors(place):
             (place / _stem(file)).mkdir(parents=True)
-            for number, one in enumerate(read):
+            for number, one in enumerate(trajectories):
                 written.append(place / _stem(file) / f"{number:05d}.json")
                 written[-1].write_text(json.dumps(one), encoding="utf-8")
     if not written:
@@ -59,8 +59,8 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
 
 
 @contextlib.contextmanager
-def _whole(place: Path) -> Iterator[None]:
-    """A context that empties the directory where it is left early, so that the same command can be given again."""
+def _all_or_nothing(place: Path) -> Iterator[None]:
+    """Empty the directory if the context is left by an error, so that the same command can be given again."""
     try:
         yield
     except BaseException:
@@ -80,15 +80,15 @@ def _stem(file: Path) -> str:
 
 
 def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, name: str) -> dict[str, Any]:
-    """One episode, or one path of it, as the format has it; `notes` is what else is to be said of each call."""
+    """One episode, or one path of it, in the format; `notes` are further values of each call."""
     steps: list[dict[str, Any]] = [{"source": "user", "message": str(episode.task.question)}]
-    results = {place: _results(episode, place) for place in range(-1, len(episode.calls))}
+    results = {i: _results(episode, i) for i in range(-1, len(episode.calls))}
     if results[-1]:
         steps.append({"source": "system", "message": "", "observation": {"results": results[-1]}})
-    for place, (call, more) in enumerate(zip(episode.calls, notes)):
-        steps.append(_step(call, more))
-        if results[place]:
-            steps[-1]["observation"] = {"results": results[place]}
+    for i, (call, note) in enumerate(zip(episode.calls, notes)):
+        steps.append(_step(call, note))
+        if results[i]:
+            steps[-1]["observation"] = {"results": results[i]}
     outcome = {"outcome": episode.outcome, "answer": episode.answer, "error": episode.error}
     task = {"task": str(episode.task.id), "sample": episode.sample, "path": list(episode.path)}
     return {
@@ -106,9 +106,9 @@ def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, n
     }
 
 
-def _step(call: CallRecord, more: Mapping[str, Any]) -> dict[str, Any]:
-    # Nobody sampled the row of a flattened episode: its log-probs are NaN, which JSON has not.
-    known = {} if any(map(math.isnan, call.logprobs)) else {"logprobs": list(call.logprobs)}
+def _step(call: CallRecord, note: Mapping[str, Any]) -> dict[str, Any]:
+    # The row of a flattened episode was not sampled: its log-probs are NaN, which JSON does not have.
+    logprobs = {} if any(map(math.isnan, call.logprobs)) else {"logprobs": list(call.logprobs)}
     return {
         "source": "agent",
         "model_name": call.policy,
@@ -119,19 +119,19 @@ def _step(call: CallRecord, more: Mapping[str, Any]) -> dict[str, Any]:
             "completion_tokens": len(call.tokens),
             "prompt_token_ids": list(call.prompt_tokens),
             "completion_token_ids": list(call.tokens),
-            **known,
+            **logprobs,
         },
-        "extra": {"role": call.role, "slot": call.slot, "turn": call.turn, "reads": list(call.reads), **more},
+        "extra": {"role": call.role, "slot": call.slot, "turn": call.turn, "reads": list(call.reads), **note},
     }
 
 
-def _results(episode: Episode, place: int) -> list[dict[str, Any]]:
-    """Of the tools that ran after a call, and of those whose call is not there after the last one."""
+def _results(episode: Episode, i: int) -> list[dict[str, Any]]:
+    """Results of the tools that ran after call `i`; those of a call that is missing are given to the last call."""
     last = len(episode.calls) - 1
-    tools = [tool for tool in episode.tools if min(tool.after_call, last) == place]
-    said = [tool.error if tool.error else tool.result for tool in tools]
+    tools = [tool for tool in episode.tools if min(tool.after_call, last) == i]
+    contents = [tool.error if tool.error else tool.result for tool in tools]
     text = lambda value: value if isinstance(value, str) else json.dumps(value)
     return [
-        {"content": text(one), "extra": {"tool": tool.name, "failed": bool(tool.error)}}
-        for tool, one in zip(tools, said)
+        {"content": text(content), "extra": {"tool": tool.name, "failed": bool(tool.error)}}
+        for tool, content in zip(tools, contents)
     ]
