@@ -1,12 +1,12 @@
-"""How high a run came, how it ended, and whether it fell: of one run, and of runs that differ in their seed.
+"""Peak and terminal accuracy, and whether there is a cliff between them: for a run, and for runs of several seeds.
 
     evaluations [E, P] ─┬─► peak      the checkpoint is chosen on one half of the problems and reported on the other,
                         │             both ways round, so that luck in choosing does not count
                         └─► terminal  mean of the last TERMINAL evaluations
     drop = peak - terminal;  a cliff: the interval of the drop excludes zero, and it is at least GAIN_SHARE of the gain
 
-The gain is peak - base. Everything is kept per problem, so that runs are compared problem by problem. Whether the texts
-lost their form, too, is judged from the metrics.
+The gain is peak - base. All accuracies are kept per problem, so that runs are compared problem by problem. Whether the
+texts lost their form, too, is judged from the metrics.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, once, trained
 
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy
-GAIN_SHARE = 0.1  # of the gain, that a drop must come to at least
-FORM = ("readability", "truncation", "length")  # alarms that speak of the form of texts
-REPEATED = 0.2  # a rise of the share of tokens that a role repeats, by which it lost its form
+GAIN_SHARE = 0.1  # a drop is a cliff if it is at least this share of the gain
+FORM = ("readability", "truncation", "length")  # alarms about the form of texts
+REPEATED = 0.2  # a role lost its form if the share of tokens that it repeats rises by this
 
 CLIFF = (
     f"Terminal is the mean of the last {TERMINAL} evaluations. The peak is chosen on one half of the problems and "
@@ -36,23 +36,23 @@ PerProblem = np.ndarray  # Float[P]: share of right answers to each problem
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """The evaluations along a run, problem by problem; all on the same problems."""
+    """The evaluations along a run, problem by problem; all are on the same problems."""
 
     steps: Sequence[int]  # E, after the start
     right: np.ndarray  # Float[E, P]
     base: PerProblem | None  # before the first step
-    finished: bool  # False: the run was stopped before its last step
+    finished: bool  # False if the run was stopped before its last step
 
     @property
     def peak_steps(self) -> tuple[int, int]:
-        """The steps that the problems of even and of odd number choose; the earliest of equals."""
-        # Means of one number of right answers may differ in their last bits.
+        """The steps that the problems at even and at odd indices choose; the earliest of equals."""
+        # Means of equal numbers of right answers may differ in their last bits.
         even, odd = (self.right[:, half::2].mean(axis=1).round(9) for half in (0, 1))
         return self.steps[int(np.argmax(even))], self.steps[int(np.argmax(odd))]
 
     @property
     def peak(self) -> PerProblem:
-        """Each problem at the checkpoint that the other half of the problems chose."""
+        """Accuracy of each problem at the checkpoint that the other half of the problems chose."""
         by_even, by_odd = (self.right[list(self.steps).index(step)] for step in self.peak_steps)
         peak = by_even.copy()
         peak[0::2] = by_odd[0::2]
@@ -60,12 +60,12 @@ class Course:
 
     @property
     def terminal(self) -> PerProblem:
-        """Each problem over the last evaluations."""
+        """Mean accuracy of each problem over the last evaluations."""
         return self.right[-TERMINAL:].mean(axis=0)
 
 
 def per_problem(record: Record | None) -> PerProblem | None:
-    """What an evaluation has of each problem; None where it is not there, or has not a number of each."""
+    """An evaluation's accuracy of each problem; None without an evaluation, or if it lacks a number for a problem."""
     values = (record or {}).get("per_problem")
     if not isinstance(values, list) or not values:
         return None
@@ -76,7 +76,7 @@ def per_problem(record: Record | None) -> PerProblem | None:
 
 @once
 def course(run: Run) -> Course | None:
-    """None with fewer than TERMINAL evaluations after the start, or too few problems for two halves.
+    """The course of a run; None with fewer than TERMINAL evaluations after the start, or too few problems for halves.
 
     Only evaluations on the problems of the last one count; `why_none` says in words what is missing.
     """
@@ -104,13 +104,13 @@ def why_none(run: Run) -> str:
 
 
 def lacks(run: Run) -> str:
-    """What `why_none` says, in few words."""
+    """The reason that `why_none` gives, in few words."""
     count = len(_later(run))
     return f"{count} of {TERMINAL} evaluations" if count < TERMINAL else "one problem"
 
 
 def drop_of(courses: Sequence[Course]) -> Interval | None:
-    """Peak minus terminal, over seeds and problems; None where the runs have not as many problems each."""
+    """Peak minus terminal, over seeds and problems; None if the runs have different numbers of problems."""
     drops = [one.peak - one.terminal for one in courses]
     if not drops or len({len(drop) for drop in drops}) != 1:
         return None
@@ -118,7 +118,7 @@ def drop_of(courses: Sequence[Course]) -> Interval | None:
 
 
 def is_cliff(courses: Sequence[Course]) -> bool | None:
-    """Whether the runs fell, together; None where that is not known."""
+    """Whether the runs fell off a cliff, judged together; None if that is not known."""
     drop = drop_of(courses)
     if drop is None or any(one.base is None for one in courses):
         return None
@@ -128,13 +128,13 @@ def is_cliff(courses: Sequence[Course]) -> bool | None:
 
 @once
 def fell(run: Run) -> bool | None:
-    """Whether a run fell off a cliff by itself; None where that is not known."""
+    """Whether a run fell off a cliff, judged by itself; None if that is not known."""
     end = course(run)
     return is_cliff([end]) if end else None
 
 
 def form_of(runs: Sequence[Run]) -> str:
-    """What the texts of some runs lost of their form, in words."""
+    """In words, how the texts of some runs lost their form."""
     if not any(run.metrics for run in runs):
         return "not recorded"
     lost = ", ".join(dict.fromkeys(sign for run in runs for sign in form_lost(run)))
@@ -144,7 +144,7 @@ def form_of(runs: Sequence[Run]) -> str:
 
 @once
 def form_lost(run: Run) -> list[str]:
-    """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone."""
+    """How the texts of a run lost their form by its end, by role; if empty, a fall is one of accuracy alone."""
     lost = [alarm.title for alarm in run.watch.holding if alarm.monitor.name in FORM]
     for match in run.keys("repeated/(.+)"):
         shares = run.series(match[0]).known.values
@@ -154,13 +154,13 @@ def form_lost(run: Run) -> list[str]:
 
 
 def _later(run: Run) -> list[Record]:
-    """The evaluations after the start that count."""
+    """The evaluations after the start, on the problems of the last one."""
     return [record for record in _on_same_problems(run) if record["step"] > 0]
 
 
 @once
 def _on_same_problems(run: Run) -> list[Record]:
-    """The evaluations that have an answer to each problem of the last such one."""
+    """The evaluations with per-problem accuracies, on the problems of the last of them."""
     known = [record for record in trained(run) if per_problem(record) is not None]
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""What is said of a run in sentences: how far it is, its first numbers, how it ended, alarms, and what went wrong."""
+"""Sentences about a run: how far it is, its main numbers, how it ended, alarms, and what went wrong."""
 
 import re
 from collections.abc import Iterator
@@ -14,24 +14,24 @@ from marl_jax.study.wording import gain, interval, percent, points
 
 
 def status(run: Run) -> str:
-    """How far it is."""
+    """How far a run is."""
     if not run.metrics:
         return f"not one of {run.steps} steps is recorded yet"
     return f"all {run.steps} steps" if run.finished else f"step {run.step} of {run.steps}: not finished"
 
 
 def key_numbers(run: Run) -> list[tuple[str, str, str]]:
-    """(name, value, what stands beneath) of the numbers that are looked for first."""
+    """(name, value, text below it) of the numbers that a reader looks for first."""
     records = trained(run)
     if not records:
         return []
     start, last, top = base(run), records[-1], best(records)
     count = lambda record: f", n = {record['problems']:,} problems" if record.get("problems") else ""
-    beneath = lambda record: f"{interval(record)}{count(record)}"
-    found = [("Base accuracy", percent(start["accuracy"]), beneath(start))] if start else []
+    details = lambda record: f"{interval(record)}{count(record)}"
+    found = [("Base accuracy", percent(start["accuracy"]), details(start))] if start else []
     if last is not start:
         for name, record in (("Final accuracy", last), ("Best accuracy", top)):
-            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {beneath(record)}"))
+            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {details(record)}"))
     if by := gain(last):
         mean, bounds = points(by).split("\n")
         found.append(("Final over base", f"{mean} points", f"{bounds}, paired{count(last)}"))
@@ -39,7 +39,7 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
 
 
 def in_words(run: Run) -> list[str]:
-    """The sentences that the numbers need: what is missing, and how the run ended."""
+    """Sentences that explain the numbers: what is missing, and how the run ended."""
     records = trained(run)
     if not records:
         none = "Training made no evaluation" if run.evaluations else "No evaluation is recorded"
@@ -77,17 +77,17 @@ def in_words(run: Run) -> list[str]:
 
 
 def alarms(run: Run) -> list[tuple[str, str]]:
-    """(name and when, what its last time says) of what raised alarms, what holds at the end first."""
+    """(title and steps, text of its last occurrence) of each alarm; first those that hold at the end."""
     found = []
-    for title, (*before, last) in _by_title(run):
+    for title, (*earlier, last) in _by_title(run):
         end = "" if last.until is None else f", no longer at step {last.until}"
-        again = f" ({len(before)} before, the first at step {before[0].step})" if before else ""
+        again = f" ({len(earlier)} before, the first at step {earlier[0].step})" if earlier else ""
         found.append((f"{title} since step {last.step}{end}{again}", last.text))
     return found
 
 
 def breaks(run: Run) -> list[dict[str, Any]]:
-    """Marks for the curves: the first and the last time of the same alarms, by number, and of losses."""
+    """Marks for the curves: the first and the last step of each alarm, numbered, and of each kind of loss."""
     times = [
         (str(number), title, [one.step for one in alarms])
         for number, (title, alarms) in enumerate(_by_title(run), 1)
@@ -118,28 +118,28 @@ def _by_title(run: Run) -> list[tuple[str, list[Alarm]]]:
 
 
 def no_alarm(run: Run) -> str:
-    """What stands in the place of alarms."""
+    """The text that is shown instead of alarms."""
     if not run.judged:
         return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
 def metric_of(run: Run) -> str:
-    """The function of the user's that accuracies are made by; empty for the grade of the answer."""
+    """The user's function that gives accuracies; empty if they are the grades of answers."""
     return str((run.config.get("evaluation") or {}).get("metric") or "")
 
 
 def warnings(run: Run) -> list[str]:
-    """What went wrong or was lost, the same warning of many steps once, in its last words."""
-    alike: dict[str, dict[int, str]] = {}  # by its words without numbers: {step: text}
+    """What went wrong or was lost; a warning of many steps is listed once, with its last text."""
+    alike: dict[str, dict[int, str]] = {}  # {text without numbers: {step: text}}
     for line in run.metrics:
         for text in map(str, line.get("warnings") or ()):
             alike.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", text), {})[line["step"]] = text
     found = []
-    for seen in alike.values():
-        first, last = min(seen), max(seen)
-        where = f"step {first}" if len(seen) == 1 else f"{len(seen)} steps, {first} to {last}; the last"
-        found.append(f"{where}: {seen[last]}")
+    for by_step in alike.values():
+        first, last = min(by_step), max(by_step)
+        where = f"step {first}" if len(by_step) == 1 else f"{len(by_step)} steps, {first} to {last}; the last"
+        found.append(f"{where}: {by_step[last]}")
     for key, name in (
         ("failed", "episodes ended by an error"),
         ("tools_failed", "tools ended in an error or ran out of time"),
@@ -159,6 +159,6 @@ def warnings(run: Run) -> list[str]:
 
 
 def lost(run: Run) -> list[str]:
-    """A line that says which evaluations the run made and its file has not; none where all are there."""
+    """A line that names the evaluations that the run made and eval.jsonl lacks; none if it has all."""
     steps = ", ".join(map(str, lost_evaluations(run)))
     return [f"eval.jsonl is damaged: it lacks the evaluation of step {steps}"] if steps else []

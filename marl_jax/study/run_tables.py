@@ -1,4 +1,4 @@
-"""What a run was and what came of it, as tables of words: no markup, no numbers that were not recorded."""
+"""The settings and results of a run as tables of texts: no markup, no numbers that were not recorded."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, per
 
 
 def tables(run: Run) -> list[Table]:
-    """All that have a row."""
+    """The tables of a run that have a row."""
     found = evaluations(run), own_work(run), _roles(run), _policies(run), what_it_was(run)
     return [table for table in found if table.rows]
 
 
 def evaluations(run: Run) -> Table:
-    """The base, the best and the final one on val, and everything else that was evaluated."""
+    """The base, best and final evaluations on val, and all other evaluations."""
     along = trained(run)
     named = [("base", base(run)), ("best", best(along)), ("final", final(run))] if along else []
     named += [(NONE, record) for record in run.evaluations if not is_along(record)]
@@ -46,7 +46,7 @@ def evaluations(run: Run) -> Table:
 
 
 def runs_table(runs: Mapping[str, Run]) -> Table:
-    """How each of several runs went, by its name, which leads to its own page."""
+    """A row for each of several runs; its name links to the run's page."""
 
     def accuracy(record: Record | None) -> str:
         return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
@@ -128,16 +128,16 @@ POLICY_STATISTICS = {
 
 
 def own_work(run: Run) -> Table:
-    """What each role did by itself, in the first and the last evaluation along the run."""
+    """How well each role did its own work, in the first and the last evaluation along the run."""
     along = [record for record in trained(run) if record.get("roles")]
     ends = [*along[:1], *along[1:][-1:]]
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
     own = [record["roles"].get(role, {}) for role in roles for record in ends]
-    # Beside the numbers of its choices, of which its own counts where both have a name.
-    said = [{**(one.get("choice") or {}), **one} for one in own]
-    rows = {title: [percent(one.get(key)) for one in said] for key, title in OWN_WORK.items()}
+    # The numbers of a role's choices are added; where both have a name, the role's own number is shown.
+    numbers = [{**(one.get("choice") or {}), **one} for one in own]
+    rows = {title: [percent(one.get(key)) for one in numbers] for key, title in OWN_WORK.items()}
     rows |= {
-        title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in said]
+        title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in numbers]
         for key, title in OWN_COUNTS.items()
     }
     how = (
@@ -177,7 +177,7 @@ def _policies(run: Run) -> Table:
 def _first_and_last(
     title: str, how: str, names: Sequence[str], ends: Sequence[Record], rows: Mapping[str, Sequence[str]]
 ) -> Table:
-    """A row for each statistic that somebody has, and for each name a column per end."""
+    """A row for each statistic with a value, and for each name a column per end."""
     known = [(statistic, *cells) for statistic, cells in rows.items() if set(cells) - {NONE}]
     return Table(title, known, ("", *(f"{name}\nstep {end['step']}" for name in names for end in ends)), how)
 
@@ -187,7 +187,7 @@ def _end_lines(run: Run) -> list[Record]:
 
 
 def _at_ends(run: Run, key: str) -> np.ndarray:
-    """The number in the first and in the last step; NaN in one that does not have it."""
+    """The number in the first and in the last step; NaN if the step does not have it."""
     found = [line.get(key) for line in _end_lines(run)]
     return np.array([np.nan if value is None else value for value in found], float)
 
@@ -198,20 +198,20 @@ def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
 
 
 def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups in which all rewards are equal, at the ends; those of one may count by their reward."""
+    """Share of a role's groups with equal rewards, at the ends; groups of one count unless their reward is used as it is."""
     groups, alone, flat = (
         _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
     )
-    counts = (run.config.get("advantages") or {}).get("singleton") == "reward"
+    by_reward = (run.config.get("advantages") or {}).get("singleton") == "reward"
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (flat if counts else alone + flat) / groups
+        return (flat if by_reward else alone + flat) / groups
 
 
 # ---------------------------------------------------------------- what it was
 
 
 def what_it_was(run: Run) -> Table:
-    """The settings that a reader asks for, the versions, and what it took."""
+    """The settings that a reader asks for, the versions, and the time that it took."""
     part: Callable[[str], Mapping[str, Any]] = lambda name: run.config.get(name) or {}
     policies, data, rewards, advantages = map(part, ("policies", "data", "rewards", "advantages"))
     samples = part("rollout").get("samples")
@@ -245,7 +245,7 @@ def what_it_was(run: Run) -> Table:
 
 
 def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
-    """A name and its details that are not empty."""
+    """A name with those of its details that are not empty."""
     plainly = lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value)
     some = {key: value for key, value in (details or {}).items() if value not in (None, "", [], {})}
     inside = ", ".join(f"{key} {plainly(value)}" for key, value in some.items())
@@ -254,7 +254,7 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    made = (run.about.get("made") or {}).get("seconds")  # of all steps, of which compact results keep few
+    made = (run.about.get("made") or {}).get("seconds")  # of all steps; compact results have few
     total = made or times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""
@@ -264,10 +264,10 @@ def _took(run: Run) -> str:
     kinds = ("rollout", "grade", "gather", "learn", "prepare", "program", "table", "evaluate", "save", "log")
     share = lambda name: f"{name.rpartition('/')[2]} {times[name] / total:.0%}"
 
-    def whole(name: str) -> str:
+    def with_parts(name: str) -> str:
         parts = ", ".join(share(part) for part in times if part.startswith(f"{name}/") and times[part])
         return f"{share(name)} ({parts})" if parts else share(name)
 
-    shares = "; ".join(whole(name) for name in kinds if times.get(name))
+    shares = "; ".join(with_parts(name) for name in kinds if times.get(name))
     tokens = np.nansum(run.series("tokens").values)
     return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"

@@ -1,4 +1,4 @@
-"""Tables of words, and numbers as words: the forms in which anything is shown, without markup."""
+"""Tables of texts, and numbers as texts, without markup, for all pages and the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts; the first `words` columns are words, the others numbers. A text may have a line beneath it."""
+    """Rows of texts; the first `words` columns are words, the others numbers. A text may have a second line."""
 
     title: str
     rows: Sequence[Sequence[str]]
     head: Sequence[str] = ()
     how: str = ""
     words: int = 1
-    facts: bool = False  # a name and what it was, not columns to compare
-    links: Sequence[str] = ()  # of each row, where its first text leads
+    facts: bool = False  # rows are names and their values, not columns to compare
+    links: Sequence[str] = ()  # the target of each row's first text
 
 
 def plain(table: Table) -> str:
-    """For a terminal."""
+    """The table for a terminal."""
     rows = [[printable(in_one_line(text)) for text in row] for row in table.rows]
     head = [[printable(text) for text in table.head]] if table.head else []
     return f"{printable(table.title)}\n\n{aligned([*head, *rows], left=table.words)}"
 
 
 def in_one_line(text: str) -> str:
-    """What stands beneath goes into brackets."""
+    """A text with its second line in brackets."""
     above, _, beneath = text.partition("\n")
     return f"{above} ({beneath})" if beneath else above
 
@@ -50,7 +50,7 @@ def percent(value: float | None) -> str:
 
 
 def small(p: float | None) -> str:
-    """A p; a dash where there is none."""
+    """A p value; a dash if there is none."""
     return NONE if p is None or p != p else f"{p:.2g}"
 
 
@@ -61,16 +61,16 @@ def interval(record: Record) -> str:
 
 
 def gain(record: Record | None) -> Interval | None:
-    """The paired difference to the base, where the evaluation has one."""
+    """The paired difference to the base, if the evaluation has one."""
     by = (record or {}).get("difference") or {}
     return None if None in map(by.get, Interval._fields) else Interval(**by)
 
 
 def share(of: Interval) -> str:
-    """An accuracy, its interval beneath."""
+    """An accuracy, with its interval on a second line."""
     return f"{of.mean:.1%}\n{100 * of.low:.1f} – {100 * of.high:.1f}"
 
 
 def points(by: Interval | None) -> str:
-    """A difference of accuracies, its interval beneath."""
+    """A difference of accuracies, with its interval on a second line."""
     return f"{100 * by.mean:+.1f}\n{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by else NONE
