@@ -1,1 +1,1 @@
-"""What runs tell: the record of a folder, its curves, and the page a person reads."""
+"""Runs as data: the record of a folder, its curves, and the page a person reads."""

@@ -198,7 +198,7 @@ def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
 
 
 def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups with equal rewards, at the ends; groups of one count unless their reward is used as it is."""
+    """Share of a role's groups with equal rewards, at the ends; singletons count unless their reward is kept."""
     groups, alone, flat = (
         _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
     )

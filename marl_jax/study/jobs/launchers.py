@@ -1,10 +1,10 @@
-"""The jobs of a matrix on a cluster: submitit (SLURM) or Ray plays each on a node, and tells here how far it is.
+"""The jobs of a matrix on a cluster: submitit (SLURM) or Ray runs each on a node; their progress is shown here.
 
     jobs ──► one Work each ──► submitit's job array | Ray's tasks ──► matrix.work on the node ──► ROOT/CELL/seed-N
              (seeds side by side: one for all)
 
-All nodes see ROOT on one disk, which is the only memory: a job that is lost or was stopped is submitted again as long
-as it gets further, and the same command goes on where everything was stopped. Nothing here schedules.
+All nodes see ROOT on one disk, and no other state is kept: a job that was lost or stopped is submitted again as long as
+it makes progress, and the same command continues after everything was stopped. Nothing here schedules.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ from marl_jax.study.jobs.matrix import Job, Kind
 
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
-AGAIN_S = 600.0  # that a scheduler may refuse a job which it took before, as where its controller restarts
-SAVE_S = 60.0  # for runs that were asked to end
+AGAIN_S = 600.0  # how long a scheduler may refuse a job that it took before, as while its controller restarts
+SAVE_S = 60.0  # how long runs that were asked to end may take to save
 Options = Mapping[str, Any]
-Reached = tuple[int, int, int]  # the recorded step, that of the newest checkpoint, minus the evaluations left
+Reached = tuple[int, int, int]  # the recorded step, the newest checkpoint's step, minus the evaluations left
 
 
 class LauncherError(UserError, RuntimeError):
@@ -43,20 +43,20 @@ class LauncherError(UserError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is sent to a node, as a function: a job, or all of a cell whose seeds train side by side."""
+    """A function that is sent to a node: a job, or all jobs of a cell whose seeds train side by side."""
 
     jobs: tuple[Job, ...]
     samples: int
-    # Files of the configuration are named from here.
+    # Paths in the configuration are relative to this directory.
     place: str = dataclasses.field(default_factory=os.getcwd)
 
     def __call__(self) -> list[str] | None:
-        """Its trouble; None where it was asked to stop."""
+        """Why some jobs could not be done; None if it was asked to stop."""
         os.chdir(self.place)
         return matrix.work(self.jobs, self.samples, lambda text: print(text, file=sys.stderr, flush=True))
 
     def checkpoint(self) -> Any:
-        """submitit calls this where a node is wanted back: the run saves and ends, and is submitted as it was."""
+        """submitit calls this when the node is preempted: the run saves and ends, and the same work is resubmitted."""
         from submitit.helpers import DelayedSubmission
 
         matrix.end_running()
@@ -70,7 +70,7 @@ class Handle(Protocol):
         """Whether it has ended, in whatever way."""
 
     def result(self) -> list[str] | None:
-        """What its work returned, or its error."""
+        """The value that its work returned; raises the work's error."""
 
     def cancel(self) -> None:
         """Ask it to end."""
@@ -83,81 +83,81 @@ def launch(
     launcher: str,
     jobs: Sequence[Job],
     samples: int,
-    folder: Path,  # of the launcher's logs
+    folder: Path,  # for the launcher's logs
     say: Callable[[str], None],
     options: Options,
 ) -> list[str] | None:
-    """Do what is left of the jobs; why some could not be done, or None where this process was asked to stop."""
-    with _told(f"{launcher} cannot be used"):
+    """Do what is left of the jobs; returns why some could not be done, or None if this process was asked to stop."""
+    with _one_line_errors(f"{launcher} cannot be used"):
         submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
     groups = _side_by_side(jobs)
-    # By place in `groups`: what was submitted, and how far its jobs were; since when one waits to be submitted again.
+    # By index in `groups`: its handle and how far its jobs were when it was sent; since when it waits to be sent again.
     pending: dict[int, tuple[Handle, list[Reached]]] = {}
     again: dict[int, float] = {}
-    trouble, told = list[str](), dict[str, str]()
+    trouble, shown = list[str](), dict[str, str]()
 
-    def send(places: Sequence[int]) -> None:
-        began = [[_reached(job, samples) for job in groups[place]] for place in places]
-        with _told(f"{launcher} took no job"):
-            handles = submit([Work(groups[place], samples) for place in places])
-        pending.update(zip(places, zip(handles, began)))
+    def send(indices: Sequence[int]) -> None:
+        before = [[_reached(job, samples) for job in groups[i]] for i in indices]
+        with _one_line_errors(f"{launcher} took no job"):
+            handles = submit([Work(groups[i], samples) for i in indices])
+        pending.update(zip(indices, zip(handles, before)))
 
     send(range(len(groups)))
     with Stop() as stop:
         while (pending or again) and not stop.asked:
-            for place, since in list(again.items()):
+            for i, since in list(again.items()):
                 if stop.asked:
                     break
                 try:
-                    send([place])
+                    send([i])
                 except LauncherError as error:
                     if time.monotonic() - since > AGAIN_S:
                         raise
-                    if told.get(launcher) != str(error):
-                        told[launcher] = str(error)
+                    if shown.get(launcher) != str(error):
+                        shown[launcher] = str(error)
                         say(f"{error}; asked again for {AGAIN_S / 60:.0f} minutes")
                 else:
-                    del again[place]
-                    told.pop(launcher, None)
-            for place, (handle, began) in list(pending.items()):
-                over = handle.done()
-                found = [matrix.state(job) for job in groups[place]]
-                for job, state in zip(groups[place], found):
-                    if told.get(job.name) != str(state):
-                        told[job.name] = str(state)
+                    del again[i]
+                    shown.pop(launcher, None)
+            for i, (handle, before) in list(pending.items()):
+                ended = handle.done()
+                found = [matrix.state(job) for job in groups[i]]
+                for job, state in zip(groups[i], found):
+                    if shown.get(job.name) != str(state):
+                        shown[job.name] = str(state)
                         say(f"[{jobs.index(job) + 1}/{len(jobs)}] {job.name}: {state}")
-                if not over:
+                if not ended:
                     continue
-                del pending[place]
+                del pending[i]
                 try:
                     lines = handle.result() or []
                 except Exception as error:
                     last = (str(error).strip().splitlines() or [""])[-1]
-                    lines = [f"{job.name}: {type(error).__name__}: {last}" for job in groups[place]]
-                now = [_reached(job, samples) for job in groups[place]]
-                lacks = [
+                    lines = [f"{job.name}: {type(error).__name__}: {last}" for job in groups[i]]
+                now = [_reached(job, samples) for job in groups[i]]
+                missing = [
                     f"{job.name}: {what}"
-                    for job, state, reached in zip(groups[place], found, now)
+                    for job, state, reached in zip(groups[i], found, now)
                     if (what := _lacking(state, reached))
                 ]
-                further = any(new > old for one, other in zip(now, began) for new, old in zip(one, other))
-                if lacks and further and all(state.kind is not Kind.IN_USE for state in found):
-                    again[place] = time.monotonic()
-                elif lacks and not lines:
-                    trouble += [f"{what}; see the logs in {folder}" for what in lacks]
+                progress = any(new > old for one, other in zip(now, before) for new, old in zip(one, other))
+                if missing and progress and all(state.kind is not Kind.IN_USE for state in found):
+                    again[i] = time.monotonic()
+                elif missing and not lines:
+                    trouble += [f"{what}; see the logs in {folder}" for what in missing]
                 else:
                     trouble += lines
             time.sleep(POLL_S)
         for handle, _ in pending.values():
             handle.cancel()
-        until = time.monotonic() + SAVE_S  # what ends with this process may still be saving
+        until = time.monotonic() + SAVE_S  # jobs that end with this process may still be saving
         while time.monotonic() < until and not all(handle.done() for handle, _ in pending.values()):
             time.sleep(POLL_S)
     return None if stop.asked else trouble
 
 
 def _side_by_side(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
-    """Each job alone, but for seeds that one process trains."""
+    """Each job alone; seeds that one process trains are one group."""
     groups: dict[Path, list[Job]] = {}
     for job in jobs:
         groups.setdefault(job.folder if job.config.seeds == 1 else job.folder.parent, []).append(job)
@@ -165,23 +165,23 @@ def _side_by_side(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
 
 
 def _lacking(state: matrix.State, reached: Reached) -> str:
-    """What an ended job has not done."""
+    """What a job that ended has left undone; empty if nothing."""
     if state.kind is not Kind.DONE:
         return f"it ended with nothing done ({state})"
     return f"evaluations of test are missing ({-reached[-1]})" if reached[-1] else ""
 
 
 def _reached(job: Job, samples: int) -> Reached:
-    """How far a job is. A step that is recorded may lie behind the checkpoint that the job goes on from."""
+    """How far a job is. The recorded step may be earlier than the checkpoint from which the job continues."""
     step, saved, left = matrix.state(job).step, checkpoints.steps(job.folder / "checkpoints"), 0
-    with contextlib.suppress(FolderError):  # which the job says itself
+    with contextlib.suppress(FolderError):  # the job reports it itself
         left = len(list(job.testing(samples))) if samples else 0
     return step, max(saved, default=0), -left
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """An error of a scheduler in one line."""
+def _one_line_errors(what: str) -> Iterator[None]:
+    """Turn any error of a scheduler into a LauncherError of one line."""
     try:
         yield
     except LauncherError:
@@ -193,9 +193,9 @@ def _told(what: str) -> Iterator[None]:
 def resources(job: Job) -> dict[str, float]:
     """What a run needs of a node by its plan for this host: devices, and bytes of memory at the peak.
 
-    Of this host, since to look at a GPU is to take it from the runs.
+    The plan is for this host's CPU, since looking at a GPU would take it from the runs.
     """
-    jax.config.update("jax_platforms", "cpu")  # without effect where JAX was begun before
+    jax.config.update("jax_platforms", "cpu")  # has no effect if JAX was initialised before
     plan = make_plan(job.config, find_models(job.config)[0], devices.here())
     return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
 
@@ -208,16 +208,16 @@ def _package(name: str) -> Any:
 
 
 def _submitit(folder: Path, options: Options) -> Submit:
-    """One job array; options are those of `executor.update_parameters`, and cluster=slurm|local."""
+    """Submit a job array; options are those of `executor.update_parameters`, and cluster=slurm|local."""
     executor = _package("submitit").AutoExecutor(folder=folder, cluster=options.get("cluster"))
-    own = {name: value for name, value in options.items() if name != "cluster"}
+    parameters = {name: value for name, value in options.items() if name != "cluster"}
 
     def submit(works: Sequence[Work]) -> Sequence[Handle]:
         defaults = {"name": "marl_jax", "timeout_min": 60 * 24}
-        if not any("mem" in name for name in own):
+        if not any("mem" in name for name in parameters):
             memory = max(resources(work.jobs[0])["memory"] for work in works)
             defaults["mem_gb"] = 2 + 2 * memory / 2**30
-        executor.update_parameters(**{**defaults, **own})
+        executor.update_parameters(**{**defaults, **parameters})
         with executor.batch():
             return [executor.submit(work) for work in works]
 
@@ -225,18 +225,18 @@ def _submitit(folder: Path, options: Options) -> Submit:
 
 
 def _ray(folder: Path, options: Options) -> Submit:
-    """A task each; options are those of a remote function, and address."""
+    """Submit a task for each work; options are those of a remote function, and address."""
     ray = _package("ray")
     if not ray.is_initialized():
         ray.init(address=options.get("address"), log_to_driver=False, include_dashboard=False)
-    own = {name: value for name, value in options.items() if name != "address"}
+    parameters = {name: value for name, value in options.items() if name != "address"}
 
     def submit(works: Sequence[Work]) -> Sequence[Handle]:
         handles: list[Handle] = []
         for work in works:
             needs = resources(work.jobs[0])
             kind = "num_gpus" if ray.cluster_resources().get("GPU") else "num_cpus"
-            wanted = {kind: needs["devices"], "memory": int(needs["memory"]), "max_retries": 0, **own}
+            wanted = {kind: needs["devices"], "memory": int(needs["memory"]), "max_retries": 0, **parameters}
             _warn_of_waiting(ray, wanted)
             handles.append(_RayTask(ray, ray.remote(**wanted)(lambda work=work: work()).remote()))
         return handles
@@ -245,7 +245,7 @@ def _ray(folder: Path, options: Options) -> Submit:
 
 
 def _warn_of_waiting(ray: Any, wanted: Options) -> None:
-    """Where no node can take a task, Ray waits without a word: one that can may join."""
+    """If no node can take a task, Ray waits silently, because such a node may join."""
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
     asked = {name: wanted[option] for option, name in names.items() if option in wanted}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

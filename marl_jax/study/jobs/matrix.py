@@ -2,8 +2,8 @@
 
     FILE ──► cells ──► jobs ──► ROOT/CELL/seed-N: train, then play the test split ──► ROOT/report.html
 
-Every job is the commands that a person would type, each in a process of its own. The folders are the only memory:
-the same matrix again goes on where it was stopped, and several processes or hosts on one disk share its jobs.
+Every job runs the commands that a person would type, each in a process of its own. No state is kept but the folders:
+the same command continues a matrix that was stopped, and several processes or hosts on one disk share its jobs.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from marl_jax.run_folder.folder import FolderError, lock, path_errors
 from marl_jax.run_folder.json_lines import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
-MOST_RUNS = 100_000  # of a matrix; each is looked at before the first begins
+MOST_RUNS = 100_000  # runs of a matrix; each is checked before the first begins
 Texts = Sequence[tuple[str, str | None]]
 
 
@@ -32,7 +32,7 @@ class Job:
     """One run of the matrix."""
 
     spec: str  # FILE:CELL
-    texts: Texts  # what the command line sets
+    texts: Texts  # fields that the command line sets
     config: RunConfig
     folder: Path
     accept_changes: bool = False
@@ -44,19 +44,19 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The cell and the seed, for people."""
+        """The cell and the seed, as they are shown."""
         return f"{self.cell}, seed {self.config.seed}"
 
     @property
     def training(self) -> list[str]:
-        """The command, as a person would type it; of seeds side by side, that of all of them."""
+        """The command that trains it, as a person would type it; seeds side by side have one command."""
         texts = [f"--config.{path}" + ("" if text is None else f"={text}") for path, text in self.texts]
         place = self.folder if self.config.seeds == 1 else self.folder.parent
         where = [f"--workdir={place}", "--noreport", *self._accept]
         return ["marl_jax", "train", f"--config={self.spec}", *texts, *where]
 
     def testing(self, samples: int) -> Iterator[list[str]]:
-        """One command for the best and one for the final checkpoint, where they have not played all of test yet."""
+        """A command for the best and for the final checkpoint, each unless it has played all of test already."""
         place = self.folder / "checkpoints"
         found = checkpoints.steps(place)
         wanted = {"split": "test", "mode": "trained", "samples": samples, "seed": self.config.seed}
@@ -65,9 +65,9 @@ class Job:
             for record in read_lines(self.folder / "eval.jsonl")
             if all(record.get(name) == value for name, value in wanted.items())
             and record.get("problems") == record.get("of_problems")
-            and not folder.plays_else(self.folder)  # then `evaluate` knows which of its lines still hold
+            and not folder.plays_else(self.folder)  # then `evaluate` decides which lines are still valid
         }
-        server = self.config.engine.vllm  # the run may know an older address
+        server = self.config.engine.vllm  # the run folder may have an older address
         where = [f"--url={server.url}"] if server.url and not server.start else []
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:
@@ -87,16 +87,16 @@ def make_jobs(
     seeds: int = 1,
     accept_changes: bool = False,
 ) -> list[Job]:
-    """The runs of FILE:CELL, or of the cells of FILE that fit one of the patterns; the first seed of every cell first.
+    """The runs of FILE:CELL, or of the cells of FILE that match a pattern; the first seed of every cell first.
 
-    A pattern may be the name of a set; without any, the first set of FILE is meant, or else all its cells.
+    A pattern may be the name of a set. Without patterns, the first set of FILE is used, or all cells if it has no set.
 
-    Seeds count up from the configuration's; with --config.seeds, those of a cell train side by side.
-    Whatever is wrong with any cell is refused, all of it at once.
+    Seeds count up from the configuration's; with --config.seeds, the seeds of a cell train side by side.
+    The errors of all cells are raised together.
     """
     file, _, cell = spec.partition(":")
     names = _chosen(file, cell, cells)
-    wrong: dict[str, list[str]] = {}  # each problem, and the cells that have it
+    wrong: dict[str, list[str]] = {}  # {problem: the cells that have it}
     configs: dict[str, RunConfig] = {}
     for name in names:
         try:
@@ -124,22 +124,22 @@ def make_jobs(
                 wrong.setdefault(problem, []).append(name)
     if wrong:
         raise ConfigError([in_cells(problem, some, names) for problem, some in wrong.items()])
-    most = max(seeds, *(config.seeds for config in configs.values()))
-    if most * len(configs) > MOST_RUNS:
+    count = max(seeds, *(config.seeds for config in configs.values()))
+    if count * len(configs) > MOST_RUNS:
         raise ConfigError(
-            [f"{len(configs)} cells and {most} seeds are more than {MOST_RUNS} runs: ask for fewer seeds"]
+            [f"{len(configs)} cells and {count} seeds are more than {MOST_RUNS} runs: ask for fewer seeds"]
         )
     return [
         Job(
             f"{file}:{name}",
-            (*texts, ("seed", str(config.seed + (more if config.seeds == 1 else 0)))),
-            dataclasses.replace(config, seed=config.seed + more),
-            root / name / f"seed-{config.seed + more}",
+            (*texts, ("seed", str(config.seed + (offset if config.seeds == 1 else 0)))),
+            dataclasses.replace(config, seed=config.seed + offset),
+            root / name / f"seed-{config.seed + offset}",
             accept_changes,
         )
-        for more in range(most)
+        for offset in range(count)
         for name, config in configs.items()
-        if more < max(seeds, config.seeds)
+        if offset < max(seeds, config.seeds)
     ]
 
 
@@ -157,21 +157,21 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
         )
     chosen: set[str] = set()
     for pattern in map(str.strip, patterns.split(",")):
-        fitting = sets.get(pattern) or fnmatch.filter(names, pattern) or _named(file, pattern, names)
-        if not fitting:
+        matches = sets.get(pattern) or fnmatch.filter(names, pattern) or _named(file, pattern, names)
+        if not matches:
             near = nearest(pattern, names, f", such as {names[0]}", 0.3)
             with contextlib.suppress(ConfigError):
                 load_config(f"{file}:{pattern}")
                 near = f"; one that the file makes and does not list is --config={file}:{pattern}"
             raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{near}"])
-        chosen.update(fitting)
+        chosen.update(matches)
     return [name for name in dict.fromkeys(names) if name in chosen]
 
 
 def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
-    """The listed cell of a name, which may be another one than the cell's: single-isolated-... is single-shared-...
+    """The listed cell of a name, which may be listed under another name: single-isolated-... is single-shared-...
 
-    A name whose configuration equals that of no listed cell matches none.
+    Empty if no listed cell has the configuration of that name.
     """
     if name in names:
         return [name]
@@ -183,7 +183,7 @@ def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
 
 
 def in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
-    """A problem and the cells that have it, where not all have."""
+    """A problem, with the cells that have it unless all have."""
     if len(some) == len(names):
         return problem
     return f"{problem} ({', '.join(some[:3])}{f' and {len(some) - 3} more' if len(some) > 3 else ''})"
@@ -193,7 +193,7 @@ def in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
 
 
 class Kind(enum.Enum):
-    """How far the folder of a job is."""
+    """The kinds of states of a job's folder."""
 
     NEW = "–"
     BEGUN = "begun"
@@ -206,11 +206,11 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What the folder of a job says of its training."""
+    """How far a job's training is, by its folder."""
 
     kind: Kind
     step: int = 0
-    problems: Sequence[str] = ()  # what is wrong, or differs
+    problems: Sequence[str] = ()  # faults of the folder, or fields that differ
 
     def __str__(self) -> str:
         if self.kind in (Kind.BEGUN, Kind.IN_USE) and self.step:
@@ -219,7 +219,7 @@ class State:
 
 
 def state(job: Job) -> State:
-    """How far its training is."""
+    """How far a job's training is."""
     try:
         return _state(job)
     except FolderError as error:
@@ -231,10 +231,10 @@ def _state(job: Job) -> State:
     step = min(steps, recorded(place / "metrics.jsonl"))
     if folder.in_use(place):
         return State(Kind.IN_USE, step)
-    before = folder.earlier(place)
-    if not before or not folder.has_results(place):
-        return State(Kind.NEW)  # a start that came to nothing is none
-    changes = folder.changes(before["config"], job.config)
+    earlier = folder.earlier(place)
+    if not earlier or not folder.has_results(place):
+        return State(Kind.NEW)  # a start without results does not count
+    changes = folder.changes(earlier["config"], job.config)
     if changes and not job.accept_changes:
         return State(Kind.CHANGED, step, changes)
     saved = checkpoints.steps(place / "checkpoints")
@@ -244,13 +244,13 @@ def _state(job: Job) -> State:
             step,
             ["every step is recorded, and no checkpoint is there: restore it, or move the folder away"],
         )
-    whole = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
-    done = step == steps and whole and not _unevaluated(job, saved[-1])
+    complete = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
+    done = step == steps and complete and not _unevaluated(job, saved[-1])
     return State(Kind.DONE if done else Kind.BEGUN, step)
 
 
 def _unevaluated(job: Job, step: int) -> bool:
-    """Whether a run was stopped during its last evaluation, whose checkpoint then has no score."""
+    """Whether a run was stopped during its last evaluation: its last checkpoint has no score then."""
     evaluates = job.config.evaluation.every and any(
         "checkpoint" not in line for line in read_lines(job.folder / "eval.jsonl")
     )
@@ -273,19 +273,19 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[str] | None:
-    """Do what is left to do, job by job; why some could not be done, or None where it was asked to stop.
+    """Do what is left to do, job by job; returns why some could not be done, or None if it was asked to stop.
 
-    `samples` episodes of every test problem are played by the final and the best policies; 0: none. A job that
-    another process is at is left to it.
+    The final and the best policies play `samples` episodes of every test problem; 0: none. A job that another process
+    works on is left to it.
     """
     trouble, busy = list[str](), list[tuple[int, Job]]()
     with Stop(heard=_ask_running) as stop:
-        # Those that another process is at are looked at again when all others are done.
+        # Jobs that another process works on are tried again when all others are done.
         for number, job in itertools.chain(enumerate(jobs, 1), busy):
             again = (number, job) in busy
             try:
-                with _taken(job) as mine:
-                    found = state(job) if mine else State(Kind.IN_USE)
+                with _taken(job) as owned:
+                    found = state(job) if owned else State(Kind.IN_USE)
                     say(f"[{number}/{len(jobs)}] {job.name}: {found}")
                     if found.kind is Kind.IN_USE and not again:
                         busy.append((number, job))
@@ -299,7 +299,7 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
 
 
 def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
-    """What is left of one job; yields what goes wrong."""
+    """Do what is left of one job; yields what goes wrong."""
     if found.kind is Kind.IN_USE:
         yield "another process is at it"
     elif found.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
@@ -322,7 +322,7 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _taken(job: Job) -> Iterator[bool]:
-    """Whether the job is this process's own for as long as the context lasts: its training and what follows."""
+    """Lock a job, its training and its evaluations, while the context lasts; whether this process got the lock."""
     place = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
     with contextlib.ExitStack() as stack:
         with path_errors(place.parent, "choose another --root"):
@@ -331,7 +331,7 @@ def _taken(job: Job) -> Iterator[bool]:
         yield owner is None
 
 
-# The one under way, until it is asked to stop: asked a second time, it would end without saving.
+# The running child process, until it is asked to stop: asked a second time, it would end without saving.
 _running: list[subprocess.Popen[bytes]] = []
 
 
@@ -344,14 +344,14 @@ def _ask_running() -> list[subprocess.Popen[bytes]]:
 
 
 def end_running() -> None:
-    """Ask the process under way to stop, and wait until it has saved: from a handler of signals, too."""
+    """Ask the running process to stop, and wait until it has saved; may be called from a signal handler."""
     for child in _ask_running():
         child.wait()
 
 
 def _run(command: Sequence[str], stop: Stop) -> int:
-    """A module in a process of its own, which is asked to stop when this one is; its exit code."""
-    # In a group of its own, so that Ctrl-C comes to it once, from here: a second one would end it at once.
+    """Run a module in a process of its own, which is asked to stop when this one is; returns its exit code."""
+    # In a process group of its own, so that Ctrl-C reaches it once, from here: a second one would end it at once.
     child = subprocess.Popen([sys.executable, "-m", *command], process_group=0)
     _running[:] = [child]
     try:

@@ -18,7 +18,7 @@ HOW = (
 
 @dataclasses.dataclass(frozen=True)
 class CellMap:
-    """Texts and shades of a table; nothing stands for a cell without a run."""
+    """Texts and shades of a table; None for a cell without a run."""
 
     head: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Mapping[str, Any] | None]]]
@@ -26,9 +26,9 @@ class CellMap:
 
 
 def cell_map(runs: Mapping[str, Run]) -> CellMap:
-    """Of runs by the names of their folders; empty where none is a cell of the study by its name and was evaluated."""
+    """The map of runs, by the names of their folders; empty if none has the name of a study cell and was evaluated."""
     names = {id(run): name for name, run in runs.items()}
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    entries: dict[tuple[str, str], Mapping[str, Any]] = {}
     for cell in by_cell(list(runs.values())):
         parts = cell.name.split("-")
         if len(parts) != 4:
@@ -38,21 +38,21 @@ def cell_map(runs: Mapping[str, Run]) -> CellMap:
         courses = [one for one in map(course, cell.runs) if one]
         if gains:
             row = " ".join(parts[:2]) + cell.label[len(cell.name) :].replace("+", " + ")
-            found[row, " ".join(parts[2:])] = {
+            entries[row, " ".join(parts[2:])] = {
                 "gain": float(np.mean(gains)),
                 "cliff": bool(courses) and bool(is_cliff(courses)),
                 "links": [(f"{names[id(run)]}/report.html", run.config.get("seed")) for run in cell.runs],
             }
-    largest = max((abs(cell["gain"]) for cell in found.values()), default=0.0)
-    head = sorted({column for _, column in found})
-    rows = list(dict.fromkeys(row for row, _ in found))
-    shown = {place: _shaded(cell, largest) for place, cell in found.items()}
+    largest = max((abs(cell["gain"]) for cell in entries.values()), default=0.0)
+    head = sorted({column for _, column in entries})
+    rows = list(dict.fromkeys(row for row, _ in entries))
+    shown = {place: _shaded(cell, largest) for place, cell in entries.items()}
     table = [(row, [shown.get((row, column)) for column in head]) for row in rows]
     return CellMap(head, table, HOW.format(100 * largest))
 
 
 def _shaded(cell: Mapping[str, Any], largest: float) -> Mapping[str, Any]:
-    """With the gain in words, its sign, and its share of the largest one."""
+    """A cell with its gain as text, the gain's sign, and its share of the largest gain."""
     gain = cell["gain"]
     sign, shade = "up" if gain > 0 else "down", abs(gain) / (largest or 1.0)
     return {**cell, "gain": f"{100 * gain:+.1f}", "sign": sign, "shade": f"{shade:.2f}"}

@@ -17,20 +17,20 @@ from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import by_cell
 
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
-OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
-MOST = 8  # runs that have a line each on one axis
+OVERVIEW = (ACCURACY, REWARD)  # panels of a page over many runs
+MOST = 8  # runs on one axis with a line each; more are shown by cell
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A curve, with its band if it has one."""
+    """A curve, with its band if there is one."""
 
     name: str
     series: Series
-    colour: int | None = None  # its place among the colours; None is ink
+    colour: int | None = None  # index of its colour; None is ink
     band: tuple[np.ndarray, np.ndarray] | None = None
-    count: Series | None = None  # what each value is a mean or a sum over: so many
-    of: str = ""  # of these
+    count: Series | None = None  # the number of items of which each value is a mean or a sum
+    of: str = ""  # the name of these items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Panel:
     how: str
     lines: Sequence[Line]
     percent: bool = False
-    unit: str = ""  # of the values, where they have one beside percent
-    points: bool = False  # marks at the values, and no running mean
+    unit: str = ""  # unit of the values, if they have one other than percent
+    points: bool = False  # draw marks at the values, and no running mean
     logarithmic: bool = False
     level: tuple[float, str] | None = None  # a horizontal line to compare with
     mark: tuple[float, float, str] | None = None  # step, value and name of a point
@@ -52,7 +52,7 @@ class Panel:
 
 def panels(run: Run) -> list[Panel]:
     """Every picture that the run has numbers for, accuracy first."""
-    tones = {role: place for place, role in enumerate(run.roles)}
+    colours = {role: place for place, role in enumerate(run.roles)}
 
     def of_roles(
         series: Mapping[str, Series], counts: Mapping[str, Series] | None = None, of: str = "calls"
@@ -61,7 +61,7 @@ def panels(run: Run) -> list[Panel]:
             Line(
                 name,
                 one,
-                tones.get(name, len(tones) + place),  # of a role on several policies each has its own
+                colours.get(name, len(colours) + place),  # one for each policy of a role on several
                 count=run.series(f"role/{name}/rows") if counts is None else counts.get(name),
                 of=of,
             )
@@ -75,7 +75,7 @@ def panels(run: Run) -> list[Panel]:
     outcome = Line("outcome", run.series("reward"), count=record.episodes(run), of="episodes")
     rewards = of_roles({role: run.series(f"reward/{role}") for role in run.roles})
     norms = record.gradient_norms(run)
-    # Of a role's calls only where its part of the gradient is known.
+    # Calls of roles are counted only if the gradient's parts by role are known.
     calls: dict[str, Series] | None = None if run.keys("gradient/[^/]+/norm/.+") else {}
     amplified = record.amplifications(run)
     logarithmic = _spread_widely(norms)
@@ -167,14 +167,14 @@ def accuracy(run: Run) -> Panel | None:
 
 
 def overlay(runs: Mapping[str, Run], title: str) -> Panel:
-    """The first curve of the panels of one title, of runs by their names; of many runs, a line for each cell."""
+    """The first curves of all panels with a title, a line for each run; if the runs are many, a line for each cell."""
     found = {name: panel for name, run in runs.items() for panel in panels(run) if panel.title == title}
     firsts = {name: panel.lines[0] for name, panel in found.items()}
     groups, what, each = {name: [name] for name in found}, "run", ""
     if many := len(found) > MOST:
         cells = by_cell([runs[name] for name in found])
-        places = {id(runs[name]): name for name in found}
-        groups = {cell.label: [places[id(run)] for run in cell.runs] for cell in cells}
+        names = {id(runs[name]): name for name in found}
+        groups = {cell.label: [names[id(run)] for run in cell.runs] for cell in cells}
         seeds = spread(map(len, groups.values()))
         what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest"
         counts = [line.count.known.values for line in firsts.values() if line.count]
@@ -198,19 +198,19 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
 
 
 def spread(*numbers: Iterable[float]) -> str:
-    """The smallest and the largest number, or the one there is; empty where there is none."""
+    """The smallest and the largest number as text, or the only one; empty without numbers."""
     ends = sorted(set(itertools.chain(*numbers)))
     return " to ".join(f"{end:,.0f}" for end in dict.fromkeys([*ends[:1], *ends[-1:]]))
 
 
 def _of_cell(name: str, series: Sequence[Series], colour: int) -> Line:
-    """The mean of its runs at the steps that all of them have, the least and the greatest as its band."""
+    """The mean of a cell's runs at the steps that all of them have; the least and the greatest are the band."""
     steps = functools.reduce(np.intersect1d, [one.steps for one in series])
     values = np.array([one.values[np.isin(one.steps, steps)] for one in series])
     return Line(name, Series(steps, values.mean(axis=0)), colour, (values.min(axis=0), values.max(axis=0)))
 
 
 def _spread_widely(norms: Mapping[str, Series]) -> bool:
-    """Whether a logarithmic scale is called for, and possible."""
+    """Whether a logarithmic scale is needed and possible."""
     values = np.concatenate([np.zeros(0), *(series.known.values for series in norms.values())])
     return len(values) > 0 and values.min() > 0 and values.max() > 30 * values.min()

@@ -1,7 +1,7 @@
-"""Panels as pictures on white, for papers and for where no page can be shown: one PNG and one SVG.
+"""Panels as pictures on white, for papers and wherever no page can be shown: one PNG and one SVG.
 
-Lines are labelled where they end, with the value they end at. Matplotlib loads when something is drawn; nothing here
-reads a run.
+Lines are labelled at their end, with their last value. Matplotlib loads when something is drawn; nothing here reads a
+run.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from marl_jax.study.report.curves import Panel
 from marl_jax.study.wording import short_number
 from marl_jax.terminal.tables import printable
 
-# Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
+# Different in lightness as well as hue, for the colour-blind, and dark enough for text; a dark page lightens them.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # where there are more roles than colours
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # for more roles than colours
 INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
-LABEL_GAP = 0.085  # of the height of the axes
-MOST_PIXELS = 60_000  # of an image's height; matplotlib draws none of 65,536
-SMOOTH_FROM, WINDOWS = 40, 25  # so many steps get a running mean over a 25th of them
+LABEL_GAP = 0.085  # between labels, as a share of the axes' height
+MOST_PIXELS = 60_000  # height of an image; matplotlib cannot draw one of 65,536
+SMOOTH_FROM, WINDOWS = 40, 25  # lines of 40 steps or more get a running mean over a 25th of their steps
 
 
 def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first: bool = True) -> None:
-    """All pictures in `report.png` and `report.svg`, the first over the whole width; files appear once complete."""
+    """Draw all panels into `report.png` and `report.svg`, the first over the full width; writes are atomic."""
     wide = len(pictures[:1]) if wide_first else 0
     heights = [WIDE[1]] * wide + [SMALL[1] + 0.5] * math.ceil((len(pictures) - wide) / 2)
     height = sum(heights) + 0.6
@@ -46,12 +46,12 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
         figure = Figure(figsize=(WIDE[0], height), dpi=min(150, MOST_PIXELS / height), layout=layout)
         figure.suptitle(printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
         grid = figure.add_gridspec(max(len(heights), 1), 2, height_ratios=heights or None)
-        for place, panel in enumerate(pictures):
-            row, column = divmod(place + wide, 2)  # a wide picture takes the places of two
-            whole = place < wide
-            axes = figure.add_subplot(grid[0, :] if whole else grid[row, column])
+        for i, panel in enumerate(pictures):
+            row, column = divmod(i + wide, 2)  # a wide picture takes two places
+            full_width = i < wide
+            axes = figure.add_subplot(grid[0, :] if full_width else grid[row, column])
             draw(panel, axes)
-            _explain(panel, axes, rows=1 if whole else 2, width=160 if whole else 78)
+            _explain(panel, axes, rows=1 if full_width else 2, width=160 if full_width else 78)
         if not pictures:
             figure.text(0.5, 0.3, "nothing is recorded yet", ha="center", color=MUTED)
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
@@ -60,19 +60,19 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
 
 def bars(finding: Finding, path: Path) -> None:
-    """An interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
+    """Draw an interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
     with _style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(WIDE[0], 0.9 + 0.26 * len(finding.bars)), layout="constrained")
         axes = figure.add_subplot()
         low, high = finding.ends
-        for place, bar in enumerate(finding.bars):
+        for i, bar in enumerate(finding.bars):
             ends = np.clip([bar.value.low, bar.value.high], low, high)
-            axes.plot(ends, [place, place], color=INK, linewidth=1.4)
-            axes.plot(bar.value.mean, place, "o", color=INK, markersize=5)
-            axes.plot([bar.level] * 2, [place - 0.5, place + 0.5], color=MUTED, linewidth=0.9, zorder=0)
-            axes.plot(bar.runs, [place] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
+            axes.plot(ends, [i, i], color=INK, linewidth=1.4)
+            axes.plot(bar.value.mean, i, "o", color=INK, markersize=5)
+            axes.plot([bar.level] * 2, [i - 0.5, i + 0.5], color=MUTED, linewidth=0.9, zorder=0)
+            axes.plot(bar.runs, [i] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
         names = [printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
@@ -83,7 +83,7 @@ def bars(finding: Finding, path: Path) -> None:
 
 
 def legend(pictures: Sequence[Panel], numbers: str = "the number is where they end") -> str:
-    """What holds for all pictures of steps; nothing where their lines are not smoothed."""
+    """A note on the smoothing of all pictures of steps; empty if no line is smoothed."""
     widest = max((window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
     if widest == 1:
         return ""
@@ -91,7 +91,7 @@ def legend(pictures: Sequence[Panel], numbers: str = "the number is where they e
 
 
 def draw(panel: Panel, axes: Any) -> None:
-    """The panel on matplotlib axes, without its title."""
+    """Draw the panel on matplotlib axes, without its title."""
     ends = []
     for line in panel.lines:
         turn, place = divmod(line.colour or 0, len(COLOURS))
@@ -122,24 +122,24 @@ def draw(panel: Panel, axes: Any) -> None:
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` values that are not NaN, up to each; NaN where there is none."""
-    there = np.isfinite(values)
+    """Mean of the last `window` values up to each, without NaNs; NaN if all are."""
+    finite = np.isfinite(values)
     totals, counts = (
-        np.convolve(one, np.ones(window))[: len(values)] for one in (np.where(there, values, 0.0), there)
+        np.convolve(one, np.ones(window))[: len(values)] for one in (np.where(finite, values, 0.0), finite)
     )
     return np.divide(totals, counts, out=np.full(len(values), np.nan), where=counts > 0.5)
 
 
 def window(panel: Panel, series: Series) -> int:
-    """Steps that the running mean of a line is taken over; 1 is none."""
+    """Number of steps in the running mean of a line; 1 means no smoothing."""
     steps = len(series.steps)
     return 1 if panel.points or steps < SMOOTH_FROM else max(3, steps // WINDOWS)
 
 
 def _lonely(values: np.ndarray) -> np.ndarray:
-    """Which values stand between gaps, so that no line shows them."""
-    there = np.pad(np.isfinite(values), 1)
-    return there[1:-1] & ~there[:-2] & ~there[2:]
+    """Which values have gaps on both sides, so that no line shows them."""
+    finite = np.pad(np.isfinite(values), 1)
+    return finite[1:-1] & ~finite[:-2] & ~finite[2:]
 
 
 def _scales(panel: Panel, axes: Any) -> None:
@@ -156,7 +156,7 @@ def _scales(panel: Panel, axes: Any) -> None:
     else:
         bottom, top = axes.get_ylim()
         low, high = panel.bounds
-        if high is None:  # room above, where only the lower end is given
+        if high is None:  # room above the lines, if only the lower end is given
             high = top if low is None else low + 1.05 * (max(top, low) - low) or 1.0
         axes.set_ylim(bottom if low is None else low, high)
         axes.locator_params(axis="y", nbins=6)
@@ -165,7 +165,7 @@ def _scales(panel: Panel, axes: Any) -> None:
 
 
 def _explain(panel: Panel, axes: Any, rows: int, width: int) -> None:
-    """Title and sentence above the axes, the sentence in so many rows of so many characters."""
+    """Write title and sentence above the axes; the sentence has `rows` lines of `width` characters."""
     axes.set_title(printable(panel.title), loc="left", fontsize=9.5, fontweight="bold", pad=10 + 9 * rows)
     _write(
         axes, textwrap.fill(panel.how, width), (0, 1), (0, 6 + 9 * rows), va="top", fontsize=7, color=MUTED
@@ -173,7 +173,7 @@ def _explain(panel: Panel, axes: Any, rows: int, width: int) -> None:
 
 
 def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any) -> None:
-    """Names and last values at the right edge, as near to their lines as they fit above each other."""
+    """Write names and last values at the right edge, as near to their lines as they fit above each other."""
     height_of = lambda value: axes.transLimits.transform((0, axes.transScale.transform((0, value))[1]))[1]
     spread = _apart([height_of(value) for value, _, _ in ends], LABEL_GAP)
     for (value, name, colour), height in zip(ends, spread):
@@ -185,7 +185,7 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights in 0..1 moved as little as it takes for each to be `gap` above the next lower one, less if need be."""
+    """Heights in 0..1, moved so that each is `gap` above the next lower one; a smaller gap if they do not fit."""
     gap = min(gap, 1 / max(len(heights) - 1, 1))
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)
@@ -199,7 +199,7 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float], **look: Any) -> None:
-    """A text so many points away from a place, which is a fraction of the axes unless `xycoords` says otherwise."""
+    """Write a text `offset` points away from `at`, which is a fraction of the axes unless `xycoords` is given."""
     look = {"xycoords": "axes fraction", **look}
     axes.annotate(text, at, xytext=offset, textcoords="offset points", **look)
 

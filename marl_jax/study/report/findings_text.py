@@ -1,7 +1,7 @@
-"""docs/findings.md: the answers of `findings` as Markdown, with a figure each, between two marks of a page.
+"""docs/findings.md: the answers of `findings` as Markdown, with a figure for each, between two marks of a page.
 
-What stands outside of the marks is written by hand and stays. A page beside it, of the same name and `-runs`, has all
-tests, what was run, and what was not.
+Text outside of the marks is written by hand and kept. A second page, of the same name with `-runs`, has all tests, the
+runs that were made, and those that are missing.
 """
 
 import collections
@@ -29,48 +29,48 @@ from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table, in_one_line
 
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
-PARTS = "configs/findings.py"  # what was meant to be run
-REST = "the map, in no part"  # of the study's cells, those that no part has
+PARTS = "configs/findings.py"  # the cells that the study plans to run
+REST = "the map, in no part"  # the study's cells that no part contains
 REGIME = "the map under the original's regime, in no part"
-MOST = 8  # rows of a table below a figure; a longer one stands beside the tests
+MOST = 8  # rows of a table below a figure; longer tables are on the page of tests
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 
 def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
-    """Make the numbers of a page anew from the compact results of a study; its figures and its runs beside it."""
+    """Write the numbers of a page anew from the compact results of a study; its figures and `-runs` page next to it."""
     path = Path(os.path.expanduser(page))
-    known = [run for run in study.runs.values() if run.compact]
-    if not known:
+    compact = [run for run in study.runs.values() if run.compact]
+    if not compact:
         raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
     with path_errors(path, f"give --findings a page with the marks '{BEGIN}' and '{END}'"):
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
-    said = findings.answers(known)
-    beside = path.with_name(f"{path.stem}-runs.md")
-    with path_errors(path, "choose another --findings"):  # figures are written beside it
-        sections = [_section(k, one, path) for k, one in enumerate(said.findings, 1)]
-    parts = [markdown(agreement(said)), *sections]
-    parts.append(f"All tests, the runs, and what is not run yet, are [a page of their own]({beside.name}).")
+    answered = findings.answers(compact)
+    second = path.with_name(f"{path.stem}-runs.md")
+    with path_errors(path, "choose another --findings"):  # figures are written next to it
+        sections = [_section(k, one, path) for k, one in enumerate(answered.findings, 1)]
+    parts = [markdown(agreement(answered)), *sections]
+    parts.append(f"All tests, the runs, and what is not run yet, are [a page of their own]({second.name}).")
     before, _, rest = text.partition(BEGIN)
     runs = [
         "# The tests and runs behind the findings\n\n"
         f"Made by `make page`, as the numbers of [{path.name}]({path.name}) are."
     ]
-    long = (table for finding in said.findings for table in finding.tables if len(table.rows) > MOST)
-    tables = said.tests, *long, _made(said.cells), _lacking(said.cells)
+    long = (table for finding in answered.findings for table in finding.tables if len(table.rows) > MOST)
+    tables = answered.tests, *long, _made(answered.cells), _lacking(answered.cells)
     runs += [markdown(table) for table in tables if table.rows]
     runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path, "choose another --findings"):
-        made = "\n\n".join(parts)
+        body = "\n\n".join(parts)
         write_atomically(
-            path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode(), shared=True
+            path, f"{before}{BEGIN}\n\n{body}\n\n{END}{rest.partition(END)[2]}".encode(), shared=True
         )
-        write_atomically(beside, ("\n\n".join(runs) + "\n").encode(), shared=True)
+        write_atomically(second, ("\n\n".join(runs) + "\n").encode(), shared=True)
 
 
 def markdown(table: Table, level: int = 2) -> str:
-    """A table with its title and what it means."""
+    """A table as Markdown, with its title and explanation."""
     return f"{'#' * level} {table.title}\n\n{table.how}\n\n{_grid(table.head, table.rows)}"
 
 
@@ -92,18 +92,18 @@ def _section(number: int, finding: Finding, page: Path) -> str:
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
 
 
-def _table(table: Table, beside: str) -> str:
-    """A table of a question, or where it is."""
+def _table(table: Table, tests_page: str) -> str:
+    """A table of a question, or a link to it if it is long."""
     if len(table.rows) <= MOST:
         return markdown(table, 3)
     anchor = table.title.lower().replace(" ", "-")
-    return f"[{table.title}]({beside}#{anchor}): {len(table.rows)} rows."
+    return f"[{table.title}]({tests_page}#{anchor}): {len(table.rows)} rows."
 
 
-def _differences(finding: Finding, beside: str) -> str:
-    """What the figure shows, in numbers; of many differences, where they are."""
+def _differences(finding: Finding, tests_page: str) -> str:
+    """The numbers of a figure, or a link to them if they are many."""
     if len(finding.bars) > MOST:
-        return f"The numbers of these {len(finding.bars)} differences are in [the table of tests]({beside}#tests)."
+        return f"The numbers of these {len(finding.bars)} differences are in [the table of tests]({tests_page}#tests)."
     rows = []
     for bar in finding.bars:
         mean, low, high = map(finding.number, bar.value)
@@ -140,18 +140,18 @@ def _made(cells: Sequence[Cell]) -> Table:
 
 
 def _lacking(cells: Sequence[Cell]) -> Table:
-    """What of each part is not run, seed by seed, and what that takes by the steps that were timed."""
-    there: dict[str, int] = {}
-    alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task, on the machine of most runs
+    """The runs of each part that are missing, and the hours that they need, by the steps that were timed."""
+    seeds_run: dict[str, int] = {}
+    alike: dict[str, list[Run]] = {}  # by workflow, scale and task: runs on the machine that most runs have
     machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
         if cell.finished:
-            there[cell.folder or cell.label] = len(cell.runs)
+            seeds_run[cell.folder or cell.label] = len(cell.runs)
         alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
-        seeds = {name: findings.SEEDS - there.get(name, 0) for name in names}
+        seeds = {name: findings.SEEDS - seeds_run.get(name, 0) for name in names}
         lacking = {name: count for name, count in seeds.items() if count > 0}
         hours, untimed = 0.0, 0
         for name, count in lacking.items():
@@ -159,7 +159,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
                 untimed += count
             else:
                 hours += count * _steps(name) * float(pace) / 3600
-        told = [
+        cells_left = [
             name.replace("+", " + ") + (f" ({count} of {findings.SEEDS})" if count < findings.SEEDS else "")
             for name, count in lacking.items()
         ]
@@ -167,7 +167,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
             total = sum(lacking.values())
             timed = "not timed" if untimed == total else f"{hours:.1f}"
             more = f"{untimed} runs" if 0 < untimed < total else NONE
-            rows.append((part, ", ".join(told), str(total), timed, more))
+            rows.append((part, ", ".join(cells_left), str(total), timed, more))
     how = (
         f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are their steps by the mean seconds of a step "
         f"of runs of the same workflow, scale and task on {usual}, whatever follows the plus signs: more agents or "
@@ -178,7 +178,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
 
 
 def _parts() -> dict[str, Sequence[str]]:
-    """The parts of the study, and what they leave of its map."""
+    """The cells of each part of the study; the last parts are the cells of its map that no other part has."""
     parts = dict(sets_of(str(located(PARTS))))
     planned = {name for names in parts.values() for name in names}
     left = {REST: _module().micro.SETS["study"]}
@@ -207,7 +207,7 @@ def _machine(run: Run) -> str:
 
 
 def _pace(runs: Sequence[Run]) -> str:
-    """Mean seconds of a step, with evaluations: of all steps alike, however many a run has."""
+    """Mean seconds of a step, with evaluations; all steps count the same, however many a run has."""
     made = [((run.about.get("made") or {}).get("seconds"), run.step) for run in runs]
     known = [(float(seconds), steps) for seconds, steps in made if seconds and steps]
     return f"{np.divide(*np.sum(known, axis=0)):.2f}" if known else NONE

@@ -4,9 +4,9 @@
                                                 └────► panels ──┐                          ├──► report.html
     episodes/ ──► recorded ──► JSON in the page ────────────────┴──► page/page.js, uPlot ──┘
 
-What models wrote is hostile: the templates escape it, the scripts handle it as text, and the page's own policy allows
-no request and no script but these two, by their hashes. A folder of runs, or of their compact results, gets a page
-over all of them, with the questions of the study.
+The texts of models are treated as hostile: templates escape them, scripts handle them as text, and the page's content
+security policy allows no request and no scripts but these two, by their hashes. A folder of runs, or of their compact
+results, gets a page over all of them, with the questions of the study.
 """
 
 import base64
@@ -40,15 +40,15 @@ UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sh
 
 
 def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write `report.html` and `report.png` into a run's folder, or into `out`; where the page is.
+    """Write `report.html` and `report.png` into a run's folder, or into `out`; returns the path of the page.
 
-    Evaluations that `experiments.evaluate --out` left there are on the page, too.
+    Evaluations that `experiments.evaluate --out` wrote there are on the page, too.
     """
     run = record.read_run(workdir)
     place = run.folder if out is None else outside(out)
     try:
         if out is not None:
-            here = os.path.realpath(run.folder)  # several runs may be evaluated into one folder
+            here = os.path.realpath(run.folder)  # one folder may have evaluations of several runs
             more = tuple(line for line in read_lines(place / "eval.jsonl") if line.get("run", here) == here)
             run = record.sound(dataclasses.replace(run, evaluations=run.evaluations + more))
         return _write_run(run, place)
@@ -59,7 +59,7 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
 def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> tuple[Path, Study]:
     """Write the pages of all runs of a study, and `report.html` and `report.png` over all of them at its root.
 
-    Returns the page, and the study as it is there: without the runs that have no page. With `out`, all pages are
+    Returns the path of the page, and the study without the runs that could get no page. With `out`, all pages are
     written there, in folders of the same names.
     """
     place = study.root if out is None else outside(out)
@@ -72,7 +72,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
             runs[name] = run
         except FolderError as error:
             unread.append(str(error))
-        except ODD as error:  # the others have their pages
+        except ODD as error:  # the other runs still get their pages
             unread.append(_odd(run, error))
     unread += uncounted(runs)
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
@@ -84,9 +84,9 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
     ]
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, study.root.name, wide_first=False)
-    said = findings.answers(list(runs.values()))
-    # Runs of one's own are about other questions.
-    answered = any(one.answer != NOT_RUN for one in said.findings)
+    answered = findings.answers(list(runs.values()))
+    # Runs of a user's project are about other questions.
+    any_answer = any(one.answer != NOT_RUN for one in answered.findings)
     page = _write_page(
         place,
         "overview.html",
@@ -98,9 +98,9 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
         map=cell_map.cell_map(runs),
         problems=_problems(list(runs.values())),
         unread=unread,
-        findings=said.findings if len(runs) > 1 and answered else [],
-        paper=paper.agreement(said),
-        tests=said.tests,
+        findings=answered.findings if len(runs) > 1 and any_answer else [],
+        paper=paper.agreement(answered),
+        tests=answered.tests,
         together=seed_tables.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
@@ -112,7 +112,7 @@ def _odd(run: Run, error: BaseException) -> str:
 
 
 def _problems(runs: Sequence[Run]) -> dict[str, str]:
-    """How many problems of each split accuracies rest on."""
+    """The number of problems of each split that accuracies are means over."""
     val = [one for run in runs for one in record.trained(run)]
     test = [one for run in runs if (pair := record.held_out(run)) for one in pair]
     counted = lambda records: curves.spread([one["problems"] for one in records if one.get("problems")])
@@ -120,19 +120,19 @@ def _problems(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _title(run: Run) -> str:
-    """The name of its folder of seeds, which says what was changed in its cell, else of its cell; and its seed."""
+    """The name of the run's folder of seeds if it extends the cell's name, else the cell's name; and its seed."""
     place = run.folder.parent.name
     name = place if place.startswith(run.cell) else run.cell
     return f"{name}, seed {run.config['seed']}" if "seed" in run.config else name
 
 
 def _write_run(run: Run, place: Path) -> Path:
-    """Of compact results without pictures, of which a study has a hundred, and with a word on what was not kept."""
+    """Write the page of a run, and its pictures unless it is a compact result, of which a study has a hundred."""
     panels = curves.panels(run)
     if not run.compact:
         with path_errors(place, ELSEWHERE):
             drawing.images(panels, place, f"{_title(run)}: {run_sentences.status(run)}")
-    said = recorded(run)
+    episodes = recorded(run)
     return _write_page(
         place,
         "run.html",
@@ -140,8 +140,8 @@ def _write_run(run: Run, place: Path) -> Path:
         run=run,
         compact=run.compact,
         panels=panels,
-        said=said,
-        data=_data(panels, said, breaks=run_sentences.breaks(run), roles=run.roles),
+        said=episodes,
+        data=_data(panels, episodes, breaks=run_sentences.breaks(run), roles=run.roles),
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
     )
 
@@ -173,17 +173,17 @@ def _environment() -> Any:
 
 def _data(
     panels: Sequence[Panel],
-    said: Recorded | None = None,
+    episodes: Recorded | None = None,
     *,
     breaks: Sequence[Any] = (),
     roles: Sequence[str] = (),
 ) -> Any:
-    """What the page's script draws, as JSON that is inert within an element of the page."""
+    """The data that the page's script draws, as JSON that is inert inside an element of the page."""
     import markupsafe
 
     values = {
         "panels": [_panel(panel) for panel in panels],
-        "said": dataclasses.asdict(said) if said else None,
+        "said": dataclasses.asdict(episodes) if episodes else None,
         "breaks": breaks,
         "roles": roles,
         "colours": len(drawing.COLOURS),
@@ -193,7 +193,7 @@ def _data(
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    """For the script: nulls in the place of NaN."""
+    """A panel for the script, with null for NaN."""
     numbers = lambda values: [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
     def counted(line: curves.Line) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _write_page(directory: Path, template: str, **values: Any) -> Path:
-    """`report.html` in a directory, from a template and what it shows."""
+    """Write `report.html` into a directory, from a template and its values."""
     page = _environment().get_template(template).render(values)
     with path_errors(directory, ELSEWHERE):
-        # Half of a surrogate pair is no text.
+        # "replace": half of a surrogate pair cannot be encoded.
         write_atomically(directory / "report.html", page.encode("utf-8", "replace"), shared=True)
     return directory / "report.html"
