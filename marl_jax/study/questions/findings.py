@@ -1,10 +1,10 @@
-"""The questions of the study, each answered by the runs there are: a sentence, bars with intervals, and the tests.
+"""The questions of the study, each answered by the existing runs: a sentence, bars with intervals, and the tests.
 
     runs ──► cells, pairs ──► the differences that each question asks for ──► tests, corrected together ──► Finding
 
-Two cells answer a question where their configurations differ in what it asks about and in nothing else. The tests of
-one question that have enough seeds for a claim are a family for Holm's correction: an answer does not depend on what
-else is asked. A question without runs says so.
+Two cells answer a question if their configurations differ only in the fields that it asks about. The tests of one
+question that have enough seeds for a claim are a family for Holm's correction, so that an answer does not depend on the
+other questions. The answer to a question without runs says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,34 +17,34 @@ from marl_jax.study.cliffs import TERMINAL, course
 from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
 from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
-from marl_jax.study.questions.mechanisms import amplification, capture, foretold
+from marl_jax.study.questions.mechanisms import amplification, capture, prediction
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import CALLS, TOKENS, Cell, budget, by_cell
 from marl_jax.study.wording import NONE, Table, small
 
 UNMATCHED = "not matched: "
-SEEDS = 3  # fewer make no claim: over two seeds that differ much, intervals hold the mean in 87% of the cases
+SEEDS = 3  # fewer make no claim: over two seeds that differ much, only 87% of the intervals contain the mean
 
 
 class Test(NamedTuple):
-    """A difference in accuracy between runs, which a question asks for."""
+    """A difference in accuracy between runs that a question asks for."""
 
     question: int
     label: str
     gaps: np.ndarray  # Float[S, P]
-    seeds: int  # that there are; some may lack what is compared
-    against: str = ""  # what it is compared with, where the question has several of these
-    made: str = ""  # what the two sides were made by that differs, too
+    seeds: int  # seeds that both sides have; some may lack the compared accuracy and be missing in `gaps`
+    against: str = ""  # the kind of comparison, if the question has several
+    made: str = ""  # differences in what made the two sides: machine, road, JAX, code
 
     @property
     def bar(self) -> Bar:
-        """In points."""
+        """The difference in points."""
         found = over_seeds(self.gaps, bounds=(-1.0, 1.0))
         return Bar(self.label, Interval(*(100 * x for x in found)), (100 * self.gaps.mean(axis=1)).tolist())
 
 
 class Answered(NamedTuple):
-    """What the runs say of all questions, in their order, and what that rests on."""
+    """The answers of the runs to all questions, in order, with the tests, cells and pairs behind them."""
 
     findings: list[Finding]
     tests: Table
@@ -65,21 +65,21 @@ def answers(runs: Sequence[Run]) -> Answered:
         amplification([run for cell in cells for run in cell.runs if run.finished]),
         capture(cells),
         *(_compared(number, judged) for number in (5, 6)),
-        foretold(cells),
+        prediction(cells),
     ]
     return Answered(found, _table(judged, cells), judged, cells, pairs)
 
 
 def judge(tests: Sequence[Test]) -> list["Judged"]:
-    """With the p of each, and that corrected for the other tests of its question."""
+    """Each test with its p, and with the p that is corrected for the other tests of its question."""
     values = [p_value(test.gaps) for test in tests]
-    # Tests that can make no claim are no chances of a wrong one.
+    # Tests that can make no claim cannot make a wrong one, so they are not in the family.
     claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
-    held: dict[int, float] = {}
+    corrected: dict[int, float] = {}
     for question in {test.question for test in tests}:
         family = {i: p for i, p in claims.items() if tests[i].question == question}
-        held |= zip(family, holm([*family.values()]))
-    return [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
+        corrected |= zip(family, holm([*family.values()]))
+    return [Judged(test, p, corrected.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
 
 
 # ---------------------------------------------------------------- differences in accuracy
@@ -114,29 +114,29 @@ ORDER = (
     AT_PEAK,
     FROM_PEAK,
 )
-NAMED = 3  # differences of one verdict; of more the number is given
-OTHER = 0  # differences in one thing that no question asks for
+NAMED = 3  # differences of one verdict that are named; if there are more, only their number is given
+OTHER = 0  # the question of differences in one thing that no question asks for
 
 
 class Judged(NamedTuple):
-    """A test, its p, which one seed has not, and that by Holm, which fewer than SEEDS have not."""
+    """A test and its p values."""
 
     test: Test
-    p: float | None
-    held: float | None
+    p: float | None  # None for one seed
+    corrected: float | None  # by Holm; None for fewer than SEEDS
 
     @property
     def verdict(self) -> str:
-        """What may be said."""
+        """The claim that the test allows."""
         if len(self.test.gaps) < SEEDS:
             return "too few seeds"
-        if self.held is None or self.held > LEVEL:
+        if self.corrected is None or self.corrected > LEVEL:
             return "not shown"
         return "higher" if self.test.gaps.mean() > 0 else "lower"
 
 
 def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
-    """Differences in the accuracy at the end; in the peak, and from peak to end, where a question is about them."""
+    """Differences in the terminal accuracy; also in the peak, and from peak to end, if a question is about them."""
 
     def itself(question: int, label: str, cell: Cell, than: str, against: str = "") -> Test:
         gaps = paired_gaps([(run, run) for run in cell.runs], "terminal", than)
@@ -164,19 +164,19 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
             yield itself(5, f"terminal over peak of {more.label}", more, "peak", FROM_PEAK)
         elif changed and _only(pair, "learner.interventions"):
             yield ends._replace(question=6)
-        # Two changed cells differ in two changes: each is compared with the clean one.
+        # Two changed cells differ in two changes, so each is compared only with the clean one.
         elif pair.planned and not more.single and _is_clean(less):
             yield ends
 
 
 def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
-    """The isolated and the shared side of cells that differ in this alone; None where they are something else."""
+    """The isolated and the shared cell of a pair that differs only in this; None for any other pair."""
     sides = [(one, other) for one, other in (pair[:2], pair[1::-1]) if one.isolated and other.shared]
     return sides[0] if sides and _only(pair, "policies.map") else None
 
 
 def _control(pair: Pair) -> str:
-    """How the single agent of a pair controls for its workflow: alone, equal calls, equal tokens; '' if it is none."""
+    """How the single agent of a pair is a control: as one call, with equal calls, equal tokens; '' if it is none."""
     if pair.other.config["workflow"]["name"] == "single":
         return SINGLE
     both = {"calls": spent(pair.one, pair.other, CALLS), "tokens": spent(pair.one, pair.other, TOKENS)}
@@ -185,12 +185,12 @@ def _control(pair: Pair) -> str:
 
 
 def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
-    """What an episode of each workflow spends, and the single agent that is nearest to it in calls and in tokens."""
+    """The calls and tokens of an episode of each workflow, and the single agents that are nearest to it in each."""
     rows = []
     for cell in cells:
         planned = (pair for pair in pairs if pair.one is cell and pair.planned)
         singles = [pair.other for pair in planned if "workflow.name" in pair.differ]
-        # Also where it is compared with its base alone, since no single agent made as many steps.
+        # Also a workflow that is only compared with its base, because no single agent made as many steps.
         if singles or (not cell.single and cell.finished and _is_clean(cell) and any(map(course, cell.runs))):
             (calls, by_calls), (tokens, by_tokens) = (_nearest(cell, singles, of) for of in (CALLS, TOKENS))
             rows.append((cell.label, by_calls, by_tokens, calls, tokens))
@@ -205,42 +205,42 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
 
 
 def _nearest(cell: Cell, singles: Sequence[Cell], of: str) -> tuple[str, str]:
-    """What an episode of a cell spends, and the single agent that is nearest to it."""
+    """The budget of an episode of a cell, and the single agent whose budget is nearest to it."""
     own = spent(cell, cell, of)
-    said = f"{own[0]:.3g}" if own else "not recorded"
+    amount = f"{own[0]:.3g}" if own else "not recorded"
     known = [(both, single) for single in singles if (both := spent(cell, single, of)) and min(both) > 0]
     if not known:
-        return said, NONE
-    (mine, its), near = min(known, key=lambda one: abs(log(one[0][0] / one[0][1])))
+        return amount, NONE
+    (ours, theirs), near = min(known, key=lambda one: abs(log(one[0][0] / one[0][1])))
     budgets = ((budget(run, of), budget(single, of)) for run, single in by_seed(cell, near))
-    each = [one / other for one, other in budgets if one and other]
-    least, mean, most = (f"{ratio:.2g}" for ratio in (min(each), mine / its, max(each)))
+    ratios = [one / other for one, other in budgets if one and other]
+    least, mean, most = (f"{ratio:.2g}" for ratio in (min(ratios), ours / theirs, max(ratios)))
     times = f"x{mean}" if least == most else f"x{mean}, by seed {least} to {most}"
-    return said, f"{near.label}\n{'' if alike(mine, its) else UNMATCHED}{times}"
+    return amount, f"{near.label}\n{'' if alike(ours, theirs) else UNMATCHED}{times}"
 
 
 def _compared(number: int, judged: Sequence["Judged"], table: Table | None = None) -> Finding:
     question, doubt = QUESTIONS[number]
-    mine = [one for one in judged if one.test.question == number]
-    if not mine:
+    tested = [one for one in judged if one.test.question == number]
+    if not tested:
         return Finding(question, NOT_RUN, doubt)
     if number == 6:
-        mine.sort(key=lambda one: -one.test.gaps.mean())
-    said = ""
-    for against in sorted({one.test.against for one in mine}, key=ORDER.index):
-        verdicts = told([one for one in mine if one.test.against == against])
-        said += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
+        tested.sort(key=lambda one: -one.test.gaps.mean())
+    answer = ""
+    for against in sorted({one.test.against for one in tested}, key=ORDER.index):
+        verdicts = tally([one for one in tested if one.test.against == against])
+        answer += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
     if table and table.rows:
         lacking = [
             row[0] for row in table.rows if any(near == NONE or UNMATCHED in near for near in row[1:3])
         ]
-        said += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
-    bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
-    return Finding(question, said.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])
+        answer += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
+    bars = [one.test.bar._replace(verdict=one.verdict) for one in tested]
+    return Finding(question, answer.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])
 
 
-def told(judged: Sequence[Judged]) -> str:
-    """How many have each verdict, with the names of a few."""
+def tally(judged: Sequence[Judged]) -> str:
+    """The number of tests with each verdict, with the names of a few."""
     labels = {v: [one.test.label for one in judged if one.verdict == v] for v in VERDICTS}
     return ", ".join(
         f"{verdict} in {len(some)} of {len(judged)}" + (f" ({'; '.join(some)})" if len(some) <= NAMED else "")
@@ -251,23 +251,23 @@ def told(judged: Sequence[Judged]) -> str:
 
 def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
     rows = []
-    for test, p, held in judged:
+    for test, p, p_holm in judged:
         by, known = test.bar.value, len(test.gaps)
-        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(held)]
+        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(p_holm)]
         seeds = str(known) if known == test.seeds else f"{known} of {test.seeds}"
         made = test.made or NONE
         rows.append(
-            (test.label, Judged(test, p, held).verdict, *numbers, seeds, str(test.question or NONE), made)
+            (test.label, Judged(test, p, p_holm).verdict, *numbers, seeds, str(test.question or NONE), made)
         )
-    claims = [(p, held) for _, p, held in judged if p is not None and held is not None]
-    called = sum(held <= LEVEL for _, held in claims)
-    together = sum(held <= LEVEL for held in holm([p for p, _ in claims]))
+    claims = [(p, p_holm) for _, p, p_holm in judged if p is not None and p_holm is not None]
+    claimed = sum(p_holm <= LEVEL for _, p_holm in claims)
+    together = sum(p_holm <= LEVEL for p_holm in holm([p for p, _ in claims]))
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
         f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
         "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
         f"corrected by Holm for the tests of its question, or of none, that have {SEEDS} seeds or more. With fewer no "
-        f"claim is made. Higher or lower where the corrected p is at most {LEVEL}: {called} of {len(claims)}. "
+        f"claim is made. Higher or lower where the corrected p is at most {LEVEL}: {claimed} of {len(claims)}. "
         f"Corrected for all of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks "
         "what is compared. Made with another: what else the two sides' runs differ in, beside what is asked."
     )
@@ -278,7 +278,7 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
 
 
 def _is_clean(cell: Cell) -> bool:
-    """Whether it is under the clean regime, without an intervention."""
+    """Whether a cell is under the clean regime, without an intervention."""
     learner = cell.config.get("learner") or {}
     schedule = (learner.get("optimiser") or {}).get("schedule") or {}
     mixing = {
@@ -298,13 +298,13 @@ def _is_clean(cell: Cell) -> bool:
 
 
 SCHEDULE = "kind", "warmup_steps", "total_steps", "clock", "clamped"
-REGIME = (  # what `configs/study.py` sets: another rate, clip range or estimator is another question
+REGIME = (  # fields that `configs/study.py` sets: another rate, clip range or estimator is another question
     *("learner.updates", "learner.sequences_per_update", "learner.loss.dual_clip", "learner.loss.is_cap"),
     *(f"learner.optimiser.schedule.{name}" for name in SCHEDULE),
     *("advantages.group", "advantages.singleton"),
 )
 
 
-def _only(pair: Pair, *places: str) -> bool:
-    """Whether they differ in these parts of the configuration alone."""
-    return all(path.startswith(places) for path in pair.differ)
+def _only(pair: Pair, *paths: str) -> bool:
+    """Whether a pair differs only in these parts of the configuration."""
+    return all(path.startswith(paths) for path in pair.differ)

@@ -1,6 +1,6 @@
-"""Why: how gradients add up, which role leads a shared policy, and whether a fall can be foretold.
+"""Mechanisms: how gradients add up, which role leads a shared policy, and whether a fall can be predicted.
 
-runs ──► amplification (question 3), capture (4), foretold (7) ──► Finding
+runs ──► amplification (question 3), capture (4), prediction (7) ──► Finding
 """
 
 import functools
@@ -19,38 +19,38 @@ from marl_jax.study.record import Run, Series, parts_of
 from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, small
 
-ABOVE = "above an even share"  # the largest role of a cell
+ABOVE = "above an even share"  # verdict on the role with the largest share of a cell
 MOST = 9999  # orders of a permutation test
-HELD_OUT = 1  # seeds of odd number test what those of even number chose
+HELD_OUT = 1  # remainder of the seeds by 2: odd seeds test what even seeds chose
 
 
 # ---------------------------------------------------------------- gradients
 
 
 def amplification(runs: Sequence[Run]) -> Finding:
-    """The gradient of a role against the number of its parallel agents, and how Adam's update follows it."""
+    """How a role's gradient grows with the number of its parallel agents, and how Adam's update follows it."""
     question = (
         "How does a role's gradient change with n parallel agents of it, and does Adam's update follow it?"
     )
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
-    # Of a role in runs that differ in the settings of their workflow, room for them and the seed alone: {(agents,
-    # seed): of each run the amplification, the lengths of sum and update, and the amplification of independent agents}.
+    # By role and configuration but for the workflow's settings, room for them and the seed: {(agents, seed): for each
+    # run the amplification, the lengths of sum and update, and the amplification of independent agents}.
     series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
-        alike = essential(run.config)
-        alike["workflow"] = {**(alike.get("workflow") or {}), "settings": None}
-        alike["learner"] = {**(alike.get("learner") or {}), "batch": None}
-        alike["engine"] = {**(alike.get("engine") or {}), "max_prompt": None}
+        shared = essential(run.config)
+        shared["workflow"] = {**(shared.get("workflow") or {}), "settings": None}
+        shared["learner"] = {**(shared.get("learner") or {}), "batch": None}
+        shared["engine"] = {**(shared.get("engine") or {}), "max_prompt": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key) for key in parts_of(run, match[0])]
             means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
-                key = json.dumps([match[2], alike], sort_keys=True)
+                key = json.dumps([match[2], shared], sort_keys=True)
                 place = agents, int(run.config["seed"])
                 series.setdefault(key, {}).setdefault(place, []).append(means)
-    # A role that is alone in every run is no measure of one agent of another role.
-    several = {key: of for key, of in series.items() if any(agents > 1 for agents, _ in of)}
+    # The numbers of a role that always has one agent cannot stand for one agent of another role.
+    several = {key: runs_of for key, runs_of in series.items() if any(agents > 1 for agents, _ in runs_of)}
     found = several[max(several, key=lambda key: (len(several[key]), key))] if several else {}
     known = {place: tuple(np.mean(means, axis=0)) for place, means in found.items()}
     counts, seeds = (sorted({place[k] for place in known}) for k in (0, 1))
@@ -88,17 +88,17 @@ def amplification(runs: Sequence[Run]) -> Finding:
 
 
 def _independent(parts: Sequence[Series]) -> float:
-    """The amplification of parts of these lengths that are at right angles, mean over the steps."""
+    """The amplification of orthogonal parts of these lengths, mean over the steps."""
     if not parts:
         return math.nan
     steps = functools.reduce(np.intersect1d, [part.known.steps for part in parts])
     lengths = np.array([part.values[np.isin(part.steps, steps)] for part in parts])
-    lengths = lengths[:, lengths.any(axis=0)]  # without a gradient there is no ratio
+    lengths = lengths[:, lengths.any(axis=0)]  # a step without a gradient has no ratio
     return float(np.mean(np.sqrt((lengths**2).sum(0)) / lengths.mean(0))) if lengths.size else math.nan
 
 
 def _alike(power: Interval) -> str:
-    """How alike the gradients of n agents are whose sum grows with this power of n."""
+    """How alike the gradients of n agents are if their sum grows with this power of n."""
     independent, aligned = (power.low <= exponent <= power.high for exponent in (0.5, 1.0))
     if independent and aligned:
         return "neither independent nor aligned for certain"
@@ -113,12 +113,12 @@ def _alike(power: Interval) -> str:
 
 
 def capture(cells: Sequence[Cell]) -> Finding:
-    """Which role's gradient dominates a shared policy, and whether that says what comes."""
+    """Which role's gradient dominates a shared policy, and whether that predicts the change of accuracy."""
     question = "Which role's gradient dominates a shared policy, and does it foretell what happens later?"
     doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
     shared = [cell for cell in cells if cell.shared]
-    bars, leading, held = [], list[str](), list[tuple[str, ...]]()
-    points: list[list[tuple[int, float, float]]] = []  # of each cell: seed, dominance, what followed
+    bars, leading, share_rows = [], list[str](), list[tuple[str, ...]]()
+    points: list[list[tuple[int, float, float]]] = []  # for each cell: (seed, dominance, change of accuracy)
     for cell in shared:
         by_role: dict[str, list[float]] = {}
         for run in cell.runs:
@@ -129,12 +129,12 @@ def capture(cells: Sequence[Cell]) -> Finding:
         found, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
         bars += [Bar(f"{cell.label}: {role}", found[role], by_role[role], level=even) for role in found]
         if found:
-            most = max(found, key=lambda role: found[role].mean)
-            leading.append(f"{most} in {cell.label} ({found[most].mean:.0%})")
-            others = "; ".join(f"{role} {one.mean:.2f}" for role, one in found.items() if role != most)
-            said = ABOVE if found[most].low > even else "not shown"
-            numbers = (_number(found[most]), f"{even:.2f}", others or NONE, str(len(by_role[most])))
-            held.append((cell.label, most, said, *numbers))
+            leader = max(found, key=lambda role: found[role].mean)
+            leading.append(f"{leader} in {cell.label} ({found[leader].mean:.0%})")
+            others = "; ".join(f"{role} {one.mean:.2f}" for role, one in found.items() if role != leader)
+            verdict = ABOVE if found[leader].low > even else "not shown"
+            numbers = (_number(found[leader]), f"{even:.2f}", others or NONE, str(len(by_role[leader])))
+            share_rows.append((cell.label, leader, verdict, *numbers))
     if not bars:
         return Finding(question, NOT_RUN, doubt)
     rows = []
@@ -144,8 +144,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
         runs = sum(group.shape[1] for group in groups)
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
         least = _least_p(groups)
-        told = f"{small(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else small(p)
-        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", told))
+        p_text = f"{small(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else small(p)
+        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", p_text))
     _, tested, every = rows
     in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
     answer = f"The largest share has {'; '.join(leading)}. "
@@ -166,19 +166,19 @@ def capture(cells: Sequence[Cell]) -> Finding:
         "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "
         "do not count. p by permutation within cells; few runs have few orders, and then a least p."
     )
-    after = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
+    later = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
     how = (
         "Of the lengths of all roles' parts of the gradient, mean over the kept steps, with 95% t intervals over "
         "seeds. In each cell the role with the largest share is picked first, and then tested by the same numbers: it "
         "is above an even share where its interval is. No p is corrected for either."
     )
     head = ("", "role", "", "share", "an even one", "the others", "seeds")
-    shares = Table("Shares of the gradient", held, head, how, words=3)
-    return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, after])
+    shares = Table("Shares of the gradient", share_rows, head, how, words=3)
+    return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, later])
 
 
 def _shares(run: Run) -> dict[str, float]:
-    """{role: its mean share of the gradient} over the steps that had a gradient; empty where none had."""
+    """{role: its mean share of the gradient} over the steps that had a gradient; empty without such a step."""
     keys = {match[0]: match[1] for match in run.keys("gradient/[^/]+/share/([^/]+)")}
     moved = [line for line in run.metrics if any(map(line.get, keys))]
     return {
@@ -187,7 +187,7 @@ def _shares(run: Run) -> dict[str, float]:
 
 
 def _half_way(run: Run) -> tuple[float, float] | None:
-    """Dominance before the middle of a run, and the change of accuracy behind it."""
+    """Dominance before the middle of a run, and the change of accuracy after it."""
     end = course(run)
     dominance = [run.series(match[0]).known for match in run.keys("gradient/[^/]+/dominance")]
     if end is None or not dominance:
@@ -195,7 +195,7 @@ def _half_way(run: Run) -> tuple[float, float] | None:
     middle = run.step / 2
     early = dominance[0].values[dominance[0].steps <= middle]
     near = min(range(len(end.steps)), key=lambda k: abs(end.steps[k] - middle))
-    # Equal counts of right answers are ties: rounding must not order them.
+    # Rounded, so that equal counts of right answers are ties.
     return (
         (float(early.mean()), round(float(end.terminal.mean() - end.right[near].mean()), 9))
         if len(early)
@@ -203,16 +203,16 @@ def _half_way(run: Run) -> tuple[float, float] | None:
     )
 
 
-# ---------------------------------------------------------------- cliffs foretold
+# ---------------------------------------------------------------- prediction of cliffs
 
 
-# Of roles, each against its own start.
+# Statistics of roles; each role is compared with its own start.
 MONITORS = ("entropy", "length", "approx_kl", "advantage_zero_share")
 FACTORS = (3.0, 2.0, 1.5, 1 / 1.5, 1 / 2.0, 1 / 3.0)
 
 
-def foretold(cells: Sequence[Cell]) -> Finding:
-    """The monitor and threshold that tell falling runs from others on even seeds, tested on odd ones."""
+def prediction(cells: Sequence[Cell]) -> Finding:
+    """Choose the monitor and threshold that best separate falling runs from others on even seeds; test on odd seeds."""
     question = "Can a simple monitor foretell a cliff, and what does stopping by it save?"
     doubt = "A monitor that keeps its hits and its silence on other seeds and cells."
     early = sum(not run.finished for cell in cells for run in cell.runs)
@@ -223,30 +223,30 @@ def foretold(cells: Sequence[Cell]) -> Finding:
         return Finding(question, NOT_RUN, doubt)
     fallen = [run for run in runs if falls[id(run)] < math.inf]
     lost = sum(bool(form_lost(run)) for run in fallen)
-    said = f"{len(fallen)} of {len(runs)} runs fell off a cliff" + (
+    summary = f"{len(fallen)} of {len(runs)} runs fell off a cliff" + (
         f", {lost} with a loss of form" if fallen else ""
     )
-    learnt, tested = ([run for run in runs if run.config["seed"] % 2 == part] for part in (0, HELD_OUT))
-    if not any(falls[id(run)] < math.inf for run in learnt):
+    even, odd = ([run for run in runs if run.config["seed"] % 2 == part] for part in (0, HELD_OUT))
+    if not any(falls[id(run)] < math.inf for run in even):
         where = ", none of them with an even seed" if fallen else ""
-        return Finding(question, f"{said}{where}: nothing to choose a monitor by.{left_out}", doubt)
+        return Finding(question, f"{summary}{where}: nothing to choose a monitor by.{left_out}", doubt)
     monitors = [_monitor(key, factor) for key in MONITORS for factor in FACTORS]
     score, name, fires = max(
-        ((_score(learnt, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
+        ((_score(even, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
     )
     rows = []
-    for seeds, some in (("even seeds, chosen by", learnt), ("odd seeds, tested on", tested)):
-        kinds = _alarms(some, falls, fires)
+    for seeds, group in (("even seeds, chosen by", even), ("odd seeds, tested on", odd)):
+        kinds = _alarms(group, falls, fires)
         stops = [(run, step) for kind in kinds.values() for run, step in kind if step is not None]
         before, late, never, false = map(len, kinds.values())
-        counts = (len(some), before + late + never, before, late, false, len(stops))
+        counts = (len(group), before + late + never, before, late, false, len(stops))
         kept = f"{np.mean([_saved(run, step) for run, step in stops]):+.1f}" if stops else NONE
         spared = f"{np.mean([1 - step / run.steps for run, step in stops]):.0%}" if stops else NONE
         rows.append((seeds, *map(str, counts), kept, spared))
     answer = (
-        f"{said}. On even seeds '{name}' told them apart best (share of falls foretold minus share of false alarms "
+        f"{summary}. On even seeds '{name}' told them apart best (share of falls foretold minus share of false alarms "
         f"{score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, too late in {late}, "
-        f"and in {false} of {len(tested) - before - late - never} runs that did not fall."
+        f"and in {false} of {len(odd) - before - late - never} runs that did not fall."
     )
     if stops:
         answer += f" Stopping there changes accuracy by {kept} points on average over the {len(stops)} runs it stops."
@@ -272,11 +272,11 @@ def foretold(cells: Sequence[Cell]) -> Finding:
     return Finding(question, answer + left_out, doubt, bars, tables=[table])
 
 
-Alarm = Callable[[Run], float | None]  # at which step of a run a monitor fires first
+Alarm = Callable[[Run], float | None]  # the step of a run at which a monitor fires first
 
 
 def _fall(run: Run) -> float:
-    """The step by which a run has fallen off its cliff; infinite where there is none."""
+    """The step by which a run has fallen off its cliff; infinite without a cliff."""
     end = course(run)
     if end is None or not fell(run):
         return math.inf
@@ -288,7 +288,7 @@ def _fall(run: Run) -> float:
 def _alarms(
     runs: Sequence[Run], falls: dict[int, float], fires: Alarm
 ) -> dict[str, list[tuple[Run, float | None]]]:
-    """Each run with the step of its alarm, by what the alarm is worth."""
+    """Each run with the step of its alarm, by how the alarm relates to the fall."""
     kinds: dict[str, list[tuple[Run, float | None]]] = {
         "stopped before a fall": [],
         "stopped after a fall": [],
@@ -306,7 +306,7 @@ def _alarms(
 
 
 def _monitor(key: str, factor: float) -> tuple[str, Alarm]:
-    """Its name, and the function that says at which step of a run it fires first."""
+    """A monitor's name, and the function that gives the step of a run at which it fires first."""
 
     def fires(run: Run) -> float | None:
         window = max(run.steps / 10, 1)
@@ -331,10 +331,10 @@ def _score(runs: Sequence[Run], falls: dict[int, float], fires: Alarm) -> float:
 
 
 def _saved(run: Run, step: float) -> float:
-    """Points of accuracy at the evaluation at or before a step, above the terminal ones."""
+    """Points of accuracy at the evaluation at or before a step, minus the terminal ones."""
     end: Any = course(run)
-    there = [k for k, at in enumerate(end.steps) if at <= step]
-    before = end.right[there[-1]] if there else end.base
+    earlier = [k for k, at in enumerate(end.steps) if at <= step]
+    before = end.right[earlier[-1]] if earlier else end.base
     return 100 * float(before.mean() - end.terminal.mean())
 
 
@@ -346,15 +346,15 @@ def _mean(series: Series) -> float:
 
 
 def growth(counts: Sequence[float], runs: Sequence[Sequence[float]]) -> Interval:
-    """The power of the count that the values of a run grow with: the slope of the logarithms, over runs."""
+    """The power of the count with which the values of a run grow: the slope of the logarithms, over runs."""
     return over_runs([float(np.polyfit(np.log(counts), np.log(values), 1)[0]) for values in runs])
 
 
-def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # of each group [2, n]
-    """Rank correlation within groups, of one group Spearman's, and its p by permutation within them.
+def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # each group is [2, n]
+    """Rank correlation within groups (for one group Spearman's), and its p by permutation within them.
 
-    The p counts all orders where they are at most MOST, and as many drawn ones where they are more. NaN where no group
-    has several values of both.
+    The p is over all orders if they are at most MOST, else over MOST drawn ones. NaN if no group has several values of
+    both.
     """
     from scipy import stats
 
@@ -363,18 +363,18 @@ def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # of each grou
     scale = math.sqrt(float(first @ first) * float(second @ second))
     if not scale:
         return math.nan, math.nan
-    own = [each[1] for each in ranks]
-    if math.prod(math.factorial(len(values)) for values in own) <= MOST:
-        orders = [np.concatenate(order) for order in itertools.product(*map(itertools.permutations, own))]
+    ys = [pair[1] for pair in ranks]
+    if math.prod(math.factorial(len(values)) for values in ys) <= MOST:
+        orders = [np.concatenate(order) for order in itertools.product(*map(itertools.permutations, ys))]
     else:
         rng = np.random.default_rng(0)
-        orders = [second, *(np.concatenate([rng.permutation(values) for values in own]) for _ in range(MOST))]
+        orders = [second, *(np.concatenate([rng.permutation(values) for values in ys]) for _ in range(MOST))]
     found, rho = np.array(orders) @ first / scale, float(second @ first) / scale
     return rho, float(np.mean(np.abs(found) >= abs(rho) - 1e-9))
 
 
 def _least_p(groups: Sequence[np.ndarray]) -> float:
-    """The p of ranks that agree in all groups: of all orders within them, this one and its reverse."""
+    """The p of ranks that agree in all groups: the share of this order and its reverse among all orders."""
     return 2 / math.prod(math.factorial(group.shape[1]) for group in groups)
 
 

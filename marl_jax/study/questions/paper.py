@@ -1,4 +1,4 @@
-"""The five findings of the study's paper against what its questions found here: agrees, does not agree, cannot tell.
+"""The findings of the study's paper compared with the runs here: agrees, agrees in part, does not agree, cannot tell.
 
 answers ──► verdicts of tests, falls, gradients ──► a row for each finding
 """
@@ -17,7 +17,7 @@ from marl_jax.study.questions.findings import (
     Answered,
     Judged,
     sharing_alone,
-    told,
+    tally,
 )
 from marl_jax.study.questions.mechanisms import ABOVE, growth
 from marl_jax.study.record import Run
@@ -34,27 +34,27 @@ HOW = (
 )
 
 
-def agreement(said: Answered) -> Table:
-    """A row for each finding: the verdict, and what it rests on."""
-    workflows = [cell for cell in said.cells if not cell.single and cell.finished]
+def agreement(answered: Answered) -> Table:
+    """A row for each finding: the verdict, and the numbers that it follows from."""
+    workflows = [cell for cell in answered.cells if not cell.single and cell.finished]
     isolated, shared = (
         [cell for cell in workflows if getattr(cell, name)] for name in ("isolated", "shared")
     )
     rows = [
-        ("Training usually improves a workflow on its base", *_gains(said.judged, workflows)),
-        ("Isolated policies reach a higher peak", *_signs(_of(said.judged, 2, AT_PEAK))),
-        ("Isolated policies fall off a cliff more often", *_cliffs(said)),
+        ("Training usually improves a workflow on its base", *_gains(answered.judged, workflows)),
+        ("Isolated policies reach a higher peak", *_signs(_of(answered.judged, 2, AT_PEAK))),
+        ("Isolated policies fall off a cliff more often", *_cliffs(answered)),
         ("Shared policies fail, too, in another shape", *_failures(shared, isolated)),
         (
             "Parallel agents amplify their role's gradient and make isolated policies fall",
-            *_amplified(said, isolated),
+            *_amplified(answered, isolated),
         ),
-        ("Under a shared policy one role has most of the gradient and captures it", *_captured(said)),
+        ("Under a shared policy one role has most of the gradient and captures it", *_captured(answered)),
     ]
     return Table("The paper's findings, and these", rows, ("the paper", "here", "by"), HOW, words=3)
 
 
-Verdict = tuple[str, str]  # and what it rests on
+Verdict = tuple[str, str]  # the verdict, and the numbers that it follows from
 
 
 def _gains(judged: Sequence[Judged], workflows: Sequence[Cell]) -> Verdict:
@@ -67,26 +67,26 @@ def _gains(judged: Sequence[Judged], workflows: Sequence[Cell]) -> Verdict:
 
 
 def _signs(judged: Sequence[Judged]) -> Verdict:
-    """Of differences that the paper usually has above zero: more than half of all must be shown to be."""
+    """Differences that are usually positive in the paper agree if more than half of them are shown to be positive."""
     higher, lower = (sum(one.verdict == sign for one in judged) for sign in ("higher", "lower"))
     verdict = PARTLY if higher and lower else UNSURE
     if max(higher, lower) > len(judged) / 2:
         verdict = AGREES if higher > lower else DIFFERS
-    return (verdict, told(judged)) if judged else (NOT_RUN, "")
+    return (verdict, tally(judged)) if judged else (NOT_RUN, "")
 
 
-def _cliffs(said: Answered) -> Verdict:
-    """By a sign test over pairs of runs of one seed, of which one fell and the other did not."""
-    sides = [found for pair in said.pairs if (found := sharing_alone(pair))]
-    pairs = [(_fell(run), _fell(its)) for both in sides for run, its in by_seed(*both)]
+def _cliffs(answered: Answered) -> Verdict:
+    """A sign test over the pairs of runs of one seed in which one run fell and the other did not."""
+    sides = [found for pair in answered.pairs if (found := sharing_alone(pair))]
+    pairs = [(_fell(a), _fell(b)) for both in sides for a, b in by_seed(*both)]
     known = [pair for pair in pairs if None not in pair]
     if not known:
         return NOT_RUN, ""
-    ours, theirs = (sum(map(bool, side)) for side in zip(*known))
-    only = [one for one, other in known if one != other]
-    p = float(stats.binomtest(sum(map(bool, only)), len(only)).pvalue) if only else 1.0
-    by = f"of {len(known)} pairs of runs {ours} isolated and {theirs} shared ones fell, p {p:.2g}"
-    return (UNSURE if p > LEVEL else AGREES if ours > theirs else DIFFERS), by
+    isolated, shared = (sum(map(bool, side)) for side in zip(*known))
+    discordant = [one for one, other in known if one != other]
+    p = float(stats.binomtest(sum(map(bool, discordant)), len(discordant)).pvalue) if discordant else 1.0
+    by = f"of {len(known)} pairs of runs {isolated} isolated and {shared} shared ones fell, p {p:.2g}"
+    return (UNSURE if p > LEVEL else AGREES if isolated > shared else DIFFERS), by
 
 
 def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
@@ -103,9 +103,9 @@ def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
     return (AGREES if any(map(_is_cliff, shared)) else UNSURE), by
 
 
-def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
-    """By whether amplification grows faster than that of independent agents, and isolated cells of several fell."""
-    if not (bars := said.findings[2].bars):
+def _amplified(answered: Answered, isolated: Sequence[Cell]) -> Verdict:
+    """Agrees if amplification grows faster than for independent agents and isolated cells of several agents fell."""
+    if not (bars := answered.findings[2].bars):
         return NOT_RUN, ""
     found = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
     known = [fell for cell in isolated if _agents(cell) > 1 and (fell := _is_cliff(cell)) is not None]
@@ -119,8 +119,8 @@ def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
     return (AGREES if any(known) else PARTLY if known else UNSURE), by
 
 
-def _captured(said: Answered) -> Verdict:
-    finding = said.findings[3]
+def _captured(answered: Answered) -> Verdict:
+    finding = answered.findings[3]
     if not finding.tables:
         return NOT_RUN, ""
     shares, ranks = finding.tables
@@ -132,7 +132,7 @@ def _captured(said: Answered) -> Verdict:
     after = "too few held-out seeds for what follows" if few else f"rank correlation {rho}, p {p}"
     named = f" ({'; '.join(uneven)})" if uneven else ""
     by = f"one role has more than an even share in {len(uneven)} of {cells} cells{named}; {after}"
-    follows = not few and rho.startswith("-") and float(p) <= LEVEL  # more dominance, and then a loss
+    follows = not few and rho.startswith("-") and float(p) <= LEVEL  # more dominance is followed by a loss
     return (UNSURE if not uneven else AGREES if follows else PARTLY), by
 
 
@@ -144,7 +144,7 @@ def _of(judged: Sequence[Judged], question: int, against: str) -> list[Judged]:
 
 
 def _agents(cell: Cell) -> int:
-    """How many calls of a role run side by side, of a workflow of the study."""
+    """The most parallel calls of one role of the cell's workflow; 0 if the workflow is not built in."""
     chosen = cell.config["workflow"]
     played = BUILT_IN.get(chosen["name"])
     return max(played.slots_of(role, chosen.get("settings")) for role in played.roles) if played else 0
@@ -155,6 +155,6 @@ def _fell(run: Run) -> bool | None:
 
 
 def _is_cliff(cell: Cell) -> bool | None:
-    """Whether a cell fell over its seeds; None where these are too few for a claim, or it is not known."""
+    """Whether a cell fell over its seeds; None if these are too few for a claim, or if it is not known."""
     ends = [end for run in cell.runs if (end := course(run))]
     return is_cliff(ends) if len(ends) >= SEEDS else None

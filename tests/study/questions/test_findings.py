@@ -64,7 +64,7 @@ def test_the_answer_to_a_question_does_not_depend_on_what_else_is_asked():
     tests = [findings.Test(1, "gain", gains, 3), *(findings.Test(2, "none", gaps, 3) for gaps in chance)]
     judged = findings.judge(tests)
     alone, together = judged[0].p, holm([one.p for one in judged])[0]
-    assert judged[0].held == alone < 0.05 < together and judged[0].verdict == "higher"
+    assert judged[0].corrected == alone < 0.05 < together and judged[0].verdict == "higher"
     how = findings._table(judged, []).how
     called = sum(one.verdict in ("higher", "lower") for one in judged)
     assert f": {called} of 71. Corrected for all of them together, whatever they ask, {called - 1} " in how
