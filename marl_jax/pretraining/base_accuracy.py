@@ -11,7 +11,7 @@ from marl_jax.table import Table
 from marl_jax.tasks import micro
 from marl_jax.workflows import Workflow
 
-MAX_PROMPT = 448  # of a history
+MAX_PROMPT = 448  # tokens of a history
 LANES = 64  # few, because a short measurement is mostly compilation
 
 
@@ -26,7 +26,7 @@ def play_held_out(
     samples: int = 4,
     max_prompt: int = MAX_PROMPT,
 ) -> Table:
-    """The graded table of episodes at temperature 1, all roles on one policy; those of a problem are adjacent."""
+    """The graded table of episodes at temperature 1, all roles on one policy; episodes of a problem are adjacent."""
     player = player_for(flow, base, max_prompt=max_prompt, lanes=LANES)
     return grade(player.play(list(micro.take(kind, split, problems, levels=levels)), samples=samples))
 

@@ -2,7 +2,7 @@
 
     rows of the recipe ──count_pairs──► pairs.json beside the base ──unfamiliar(table)──► a line per strange template
 
-A micro tokenizer spells any text, so no prompt is unknown to it; but a base that never saw "Pl" does not read "Please".
+A micro tokenizer can encode any text, so no prompt is refused; but a base that never saw "Pl" cannot read "Please".
 """
 
 import base64
@@ -22,31 +22,31 @@ from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.table import Table
 
 FILE = "pairs.json"
-STEPS = 100  # of the recipe, some 200,000 tokens
+STEPS = 100  # steps of the recipe whose pairs are counted, some 200,000 tokens
 FAR = 0.05  # share of a template's pairs unknown to its base, above which a warning is shown
-PROMPTS = 256  # of a template are looked at
+PROMPTS = 256  # prompts of a template that are checked
 EXAMPLES = 5
 
 Pairs = np.ndarray  # Bool[V, V]: whether the second token ever followed the first
 
 
 def count_pairs(recipe: Recipe, tokenizer: Any) -> Pairs:
-    """The pairs in the rows of the first steps of a recipe: a pair that only comes later is rare."""
+    """The pairs in the rows of a recipe's first steps; a pair that only comes later is rare."""
     seen = np.zeros((len(tokenizer), len(tokenizer)), bool)
     for batch in itertools.islice(batches(recipe, tokenizer), min(STEPS, recipe.steps)):
-        within = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
-        seen[batch.tokens[:, :-1][within], batch.tokens[:, 1:][within]] = True
+        same_segment = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
+        seen[batch.tokens[:, :-1][same_segment], batch.tokens[:, 1:][same_segment]] = True
     return seen
 
 
 def write_pairs(directory: str | os.PathLike[str], seen: Pairs) -> None:
-    """Into the directory of the base."""
+    """Write the pairs into the directory of the base."""
     bits = base64.b64encode(np.packbits(seen).tobytes()).decode()
     write_json(Path(directory) / FILE, {"tokens": len(seen), "pairs": int(seen.sum()), "bits": bits})
 
 
 def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
-    """None for a base that has no such file, as published ones."""
+    """The pairs of a base; None for a base without such a file, such as a published one."""
     path = located(directory) / FILE
     if not path.exists():
         return None
@@ -65,11 +65,11 @@ def unfamiliar(
 ) -> list[str]:
     """A line for each template (a role's first prompt, or its later ones) that is far from the base's training data.
 
-    `seen` is {policy: the pairs of its base, None where unknown}; `tokenizer` one for all, or by policy.
+    `seen` is {policy: the pairs of its base, None if unknown}; `tokenizer` is one for all policies, or {policy: one}.
     """
     lines = []
-    table, rows_of = table.paths()  # where the call that a prompt goes on from is known by its place
-    once = np.isin(np.arange(len(table)), np.unique(rows_of, return_index=True)[1])  # on one path alone
+    table, rows_of = table.paths()  # in which the call that a prompt continues is found by its position
+    once = np.isin(np.arange(len(table)), np.unique(rows_of, return_index=True)[1])  # each call once
     for role in table.present():
         for later in (False, True):
             rows = np.flatnonzero(once & table.having(role=role) & ((table.after >= 0) == later))
@@ -87,9 +87,9 @@ def unfamiliar(
 def _unseen(
     table: Table, rows: list[int], seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
 ) -> tuple[float, list[str]]:
-    """Share of the pairs that no row of the base has, and the most frequent ones; of each prompt's added part."""
+    """The share of unknown pairs in the new part of each prompt, and the most frequent ones of them."""
     unknown: Counter[tuple[int, int, int]] = Counter()
-    spells: dict[int, Any] = {}  # tokenizers by their identity
+    tokenizers: dict[int, Any] = {}  # by their identity
     count = 0
     for row in rows:
         policy = table.policies[table.policy[row]]
@@ -98,13 +98,13 @@ def _unseen(
             continue
         tokens, start = table.prompt[row], 0
         if (after := int(table.after[row])) >= 0:
-            last = row - int(table.call[row]) + after
-            start = len(table.prompt[last]) + len(table.tokens[last])
+            before = row - int(table.call[row]) + after
+            start = len(table.prompt[before]) + len(table.tokens[before])
         first, second = tokens[start:-1], tokens[start + 1 :]
-        new = ~known[first, second]
+        strange = ~known[first, second]
         coder = tokenizer[policy] if isinstance(tokenizer, Mapping) else tokenizer
-        spells[id(coder)] = coder
-        unknown.update(zip(itertools.repeat(id(coder)), first[new].tolist(), second[new].tolist()))
+        tokenizers[id(coder)] = coder
+        unknown.update(zip(itertools.repeat(id(coder)), first[strange].tolist(), second[strange].tolist()))
         count += len(first)
-    examples = [spells[coder].decode(pair) for (coder, *pair), _ in unknown.most_common(EXAMPLES)]
+    examples = [tokenizers[coder].decode(pair) for (coder, *pair), _ in unknown.most_common(EXAMPLES)]
     return (unknown.total() / count if count else 0.0), examples

@@ -2,7 +2,7 @@
 
     loss = sum_t w_t nll_t / sum_t w_t       w: 1 for tokens of a role, `prompt_weight` for tokens of its prompts
 
-Rows are packed into a few long ones, so that little is computed over padding; each row attends only to itself.
+Rows are packed into a few long ones, so that little compute is spent on padding; each row attends only to itself.
 """
 
 import dataclasses
@@ -25,29 +25,29 @@ from marl_jax.own import own_function
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import History, rows, with_lessons
 
-PATIENCE = 1000  # histories in turn that are too long for a row
+PATIENCE = 1000  # consecutive histories that are too long for a row, before an error is raised
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All settings of a base model."""
 
-    scale: Literal["xs", "s", "m"]  # which size of model
-    steps: Count  # of the optimiser
-    learning_rate: Positive = 3e-3  # at the top of the cosine
-    final_ratio: NotNegative = 0.1  # final learning rate, as a share of it
-    warmup_steps: Whole = 50  # linear
-    weight_decay: NotNegative = 0.01  # of AdamW
-    rows: Count = 8  # packed ones, per step
-    length: Count = 256  # of a packed row; the few histories that are longer are left out
-    prompt_weight: NotNegative = 0.1  # of prompt tokens in the loss, next to sampled ones
-    math_levels: tuple[int, ...] = (1,)  # of micro_math
-    code_levels: tuple[int, ...] = (1, 2)  # of micro_code
+    scale: Literal["xs", "s", "m"]  # size of the model
+    steps: Count  # optimiser steps
+    learning_rate: Positive = 3e-3  # peak of the cosine schedule
+    final_ratio: NotNegative = 0.1  # final learning rate, as a share of the peak
+    warmup_steps: Whole = 50  # linear warm-up
+    weight_decay: NotNegative = 0.01  # weight decay of AdamW
+    rows: Count = 8  # packed rows per step
+    length: Count = 256  # tokens of a packed row; the few histories that are longer are left out
+    prompt_weight: NotNegative = 0.1  # weight of prompt tokens in the loss; that of sampled tokens is 1
+    math_levels: tuple[int, ...] = (1,)  # levels of micro_math
+    code_levels: tuple[int, ...] = (1, 2)  # levels of micro_code
     # A user's prompts with their answers, each "module:function"; see `transcripts.Lesson`.
     lessons: tuple[str, ...] = ()
-    lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # of draws that are lessons; None makes no row
+    lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # share of draws that are lessons; None makes no row
     skill: Skill = dataclasses.field(default_factory=Skill)  # how often the scripted roles are right
-    seed: int = 0  # of transcripts and weights
+    seed: int = 0  # seed of transcripts and weights
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def levels(self) -> dict[str, tuple[int, ...]]:
-        """{kind of task: its levels}, of those that have any."""
+        """{kind of task: its levels}, without kinds that have no levels."""
         return {
             kind: levels
             for kind, levels in (("micro_math", self.math_levels), ("micro_code", self.code_levels))
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
     tokens: np.ndarray  # Int[B T]
     segments: np.ndarray  # Int[B T], 0 is padding
-    weights: np.ndarray  # Float[B T], of each token as a target
+    weights: np.ndarray  # Float[B T], weight of each token as a target
 
 
 def train(
@@ -98,31 +98,31 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
 
 
 def _fitting(stream: Iterable[History], length: int) -> Iterator[History]:
-    longer = 0
+    too_long = 0
     for row in stream:
-        longer = longer + 1 if len(row.tokens) > length else 0
-        if longer == PATIENCE:
-            raise UserError(f"length is {length}: {longer} histories in turn are longer, so raise it")
-        if not longer:
+        too_long = too_long + 1 if len(row.tokens) > length else 0
+        if too_long == PATIENCE:
+            raise UserError(f"length is {length}: {too_long} histories in turn are longer, so raise it")
+        if not too_long:
             yield row
 
 
 def pack(stream: Iterable[History], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
-    """Batches of `count` packed rows: each row goes into the first with room, or opens the next batch."""
+    """Batches of `count` packed rows: each history goes into the first row with room, or into the next batch."""
     batch, used, segments = _empty(count, length)
     for row in stream:
         size = len(row.tokens)
         if not (used + size <= length).any():
             yield batch
             batch, used, segments = _empty(count, length)
-        at = int(np.argmax(used + size <= length))
-        place = slice(used[at], used[at] + size)
-        segments[at] += 1
-        batch.tokens[at, place] = row.tokens
-        batch.segments[at, place] = segments[at]
-        batch.weights[at, place] = np.where(row.spoken, 1, prompt_weight)
-        batch.weights[at, used[at]] = 0  # a first token is never a target
-        used[at] += size
+        i = int(np.argmax(used + size <= length))
+        span = slice(used[i], used[i] + size)
+        segments[i] += 1
+        batch.tokens[i, span] = row.tokens
+        batch.segments[i, span] = segments[i]
+        batch.weights[i, span] = np.where(row.sampled, 1, prompt_weight)
+        batch.weights[i, used[i]] = 0  # a first token is never a target
+        used[i] += size
 
 
 def _empty(count: int, length: int) -> tuple[Batch, np.ndarray, np.ndarray]:
@@ -138,8 +138,8 @@ def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
     schedule = optax.warmup_cosine_decay_schedule(
         0, peak, min(recipe.warmup_steps, recipe.steps - 1), recipe.steps, peak * recipe.final_ratio
     )
-    decay = optax.adamw(schedule, b2=0.95, weight_decay=recipe.weight_decay)
-    return optax.chain(optax.clip_by_global_norm(1.0), decay)
+    adamw = optax.adamw(schedule, b2=0.95, weight_decay=recipe.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "recipe"), donate_argnames=("params", "state"))

@@ -2,7 +2,7 @@
 
     say(task, call, rng, skill) -> text
 
-A role knows other answers only from its call (`call.reads`, `call.after`); answers are made from the task.
+A role knows other answers only from its call (`call.reads`, `call.after`); its own answer is made from the task.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ class Skill:
 
     draft: float = 0.57  # a first answer by the default strategy
     program: float = 0.85  # a first program
-    other: float = 0.8  # factor on these for another strategy
-    again: float = 0.7  # an answer after criticism, or after hearing others
+    other: float = 0.8  # factor on `draft` and `program` for another strategy
+    again: float = 0.7  # an answer after criticism, or after reading others
     judge: float = 0.85  # a verdict
-    pick: float = 0.8  # the choice of a right answer, where there is one
+    pick: float = 0.8  # choosing a right answer if there is one
     plan: float = 0.7  # a plan: a program in words, or a strategy
     follow: float = 0.85  # a program that follows the plan
 
@@ -42,9 +42,9 @@ def is_right(task: Task, text: str) -> bool:
 
 
 def run_scripted(task: Task, text: str) -> dict[str, object]:
-    """What `self_refine.run_public_tests` would return for a scripted program, without its sandbox."""
+    """The result of `self_refine.run_public_tests` for a scripted program, without its sandbox."""
     namespace: dict[str, Callable] = {}
-    exec(families.program(task, text) or "", namespace)  # safe: a program made by `micro`
+    exec(families.program(task, text) or "", namespace)  # safe: `micro` made the program
     for number, test in enumerate(task.public_tests):
         if namespace[test["call"]](*test["args"]) != test["expected"]:
             return {"passed": False, "reason": f"test {number}: wrong answer"}
@@ -55,8 +55,8 @@ def run_scripted(task: Task, text: str) -> dict[str, object]:
 
 
 def _solve(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    chance = _first(task, skill) if call.after is None else max(skill.again, _first(task, skill))
-    return _work(task, micro.strategies(task)[0], chance, rng)
+    chance = _chance(task, skill) if call.after is None else max(skill.again, _chance(task, skill))
+    return _worked(task, micro.strategies(task)[0], chance, rng)
 
 
 def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -64,8 +64,8 @@ def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
     if not call.reads:
         return _solve(task, call, rng, skill)
     strategy = strategies(call.reads[0].text, call.slot + 1)[call.slot]
-    chance = _first(task, skill) * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
-    return _work(task, strategy, chance, rng)
+    chance = _chance(task, skill) * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
+    return _worked(task, strategy, chance, rng)
 
 
 def _judge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -73,7 +73,7 @@ def _judge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
     right = is_right(task, draft)
     if right == (rng.random() < skill.judge):
         return "\\boxed{Correct}"
-    return f"check {rng.choice(_places(task, draft)) if right else _slip(task, draft)}, \\boxed{{Incorrect}}"
+    return f"check {rng.choice(_names(task, draft)) if right else _slip(task, draft)}, \\boxed{{Incorrect}}"
 
 
 def _pick(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -81,7 +81,7 @@ def _pick(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
 
 
 def _merge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    """The answer of one of the solutions: its box alone, or its program."""
+    """The answer of one of the solutions: only its box, or its program."""
     text = call.reads[_choose(task, call, rng, skill)].text
     return f"\\boxed{{{families.parse(task, text)}}}" if task.family == "math" else text
 
@@ -95,11 +95,11 @@ def _divide(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
 
 def _outline(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
     """The expressions of a program, one per step."""
-    return ", ".join(re.findall(r"(?:x=|return )(.*)", _work(task, "steps", skill.plan, rng)))
+    return ", ".join(re.findall(r"(?:x=|return )(.*)", _worked(task, "steps", skill.plan, rng)))
 
 
 def _code(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    """The program of the plan that it reads, or a mistake."""
+    """The program of the plan that the call reads, or a mistake."""
     if rng.random() >= skill.follow:
         return micro.mistake(task, rng.randrange(10**9), "steps")
     *steps, last = call.reads[0].text.split(", ")
@@ -120,14 +120,14 @@ SCRIPTS: Mapping[str, Callable[[Task, Call, random.Random, Skill], str]] = {
 }
 
 
-# ---------------------------------------------------------------- their parts
+# ---------------------------------------------------------------- parts of the roles
 
 
-def _first(task: Task, skill: Skill) -> float:
+def _chance(task: Task, skill: Skill) -> float:
     return skill.draft if task.family == "math" else skill.program
 
 
-def _work(task: Task, strategy: str, chance: float, rng: random.Random) -> str:
+def _worked(task: Task, strategy: str, chance: float, rng: random.Random) -> str:
     if rng.random() < chance:
         return micro.solution(task, strategy)
     return micro.mistake(task, rng.randrange(10**9), strategy)
@@ -140,20 +140,20 @@ def _choose(task: Task, call: Call, rng: random.Random, skill: Skill) -> int:
 
 
 def _slip(task: Task, draft: str) -> str:
-    """The first place where a draft differs from the right answer that it agrees with longest."""
-    places = _places(task, draft)
-    agreed = [_agreed(draft, micro.solution(task, strategy)) for strategy in micro.strategies(task)]
+    """The first step where a draft differs from the right answer that it agrees with longest."""
+    places = _names(task, draft)
+    agreed = [_equal_steps(draft, micro.solution(task, strategy)) for strategy in micro.strategies(task)]
     return places[min(max(agreed), len(places) - 1)]
 
 
-def _agreed(draft: str, solution: str) -> int:
-    """Number of first steps that two worked answers share."""
+def _equal_steps(draft: str, solution: str) -> int:
+    """The number of equal steps at the start of two worked answers."""
     pairs = zip(_steps(draft), _steps(solution))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(_steps(draft)))
 
 
-def _places(task: Task, draft: str) -> list[str]:
-    """How a critique names the steps of a draft, without the values they should have."""
+def _names(task: Task, draft: str) -> list[str]:
+    """The names of a draft's steps in a critique, without the values that they should have."""
     steps = _steps(draft)
     if task.family == "code":
         return [f"line {i}" for i in range(1, len(steps) + 1)]

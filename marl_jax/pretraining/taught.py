@@ -1,8 +1,8 @@
-"""The roles whose texts a micro base was trained on, from `recipe.json` beside its weights.
+"""The roles whose prompts a micro base was trained on, from `recipe.json` beside its weights.
 
     {"words": {"math_micro/generator": digest of its prompt file, ...}}
 
-A directory without such a list (a published model) is taken to understand any words.
+A base without such a list (a published model) is assumed to understand any words.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from marl_jax.pretraining.transcripts import episodes, turns
 from marl_jax.workflows import Prompts, load_prompts
 
 RECIPE = "recipe.json"
-EPISODES = 1000  # of both kinds of task, which are many of every workflow
+EPISODES = 1000  # episodes that are looked at: many of every workflow and of both kinds of task
 
 
 def digest(text: str) -> str:
-    """Of the prompt file of a role."""
+    """The digest of a role's prompt file."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def words_of(recipe: Recipe, tokenizer: Any) -> dict[str, str]:
-    """The list for a recipe: roles with a history that is short enough, in its first episodes."""
+    """The list for a recipe: the roles that have a history short enough to train on in its first episodes."""
     stream = episodes(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
     found = set()
     for episode in itertools.islice(stream, EPISODES):
@@ -40,18 +40,18 @@ def words_of(recipe: Recipe, tokenizer: Any) -> dict[str, str]:
 
 
 def untaught(config: RunFields, prompts: Prompts) -> list[str]:
-    """The roles whose base was never trained on their present prompts."""
+    """The roles with a base that was never trained on their current prompts."""
     untaught = []
     for role in config.roles:
-        speakers = {name for key, name in config.policies.map.items() if key.split("/")[0] == role}
-        known = [_known(config, policy) for policy in speakers] if role in prompts.files else []
+        policies = {name for key, name in config.policies.map.items() if key.split("/")[0] == role}
+        known = [_known(config, policy) for policy in policies] if role in prompts.files else []
         if any(words is not None and digest(prompts.files[role]) not in words for words in known):
             untaught.append(role)
     return untaught
 
 
 def warning_of(config: RunFields, prompts: Prompts) -> str:
-    """One line about such roles; empty where there are none."""
+    """One line about untaught roles; empty if there are none."""
     roles = untaught(config, prompts)
     if not roles:
         return ""

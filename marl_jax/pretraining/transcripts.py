@@ -3,7 +3,7 @@
     task, workflow ──play──► Episode ──histories──► one row of tokens per history, with the roles' tokens marked
 
 Episodes run on the scheduler's own code (`rollouts.running`), so every prompt equals, token for token, the one that an
-engine would get. A history of several turns is one row; of a role's parallel calls only the first makes a row.
+engine would get. A history of several turns is one row; of a role's parallel calls only the first slot makes rows.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
-# A prompt of one's own about a training problem, and its answer; None: there is none about this problem.
+# Makes a user's prompt about a training problem, and its answer; None if there is no lesson about this problem.
 Lesson = Callable[[Task, random.Random, Skill], tuple[str, str] | None]
 
-# Weight of each workflow in the draw; 1 for workflows that are not listed.
+# Weight of each workflow in the draw; workflows that are not listed have weight 1.
 SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 
@@ -47,13 +47,13 @@ class History:
     """One history: its tokens, and which of them a role sampled."""
 
     tokens: np.ndarray  # Int[T]
-    spoken: np.ndarray  # Bool[T]
+    sampled: np.ndarray  # Bool[T]
 
 
 def rows(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
 ) -> Iterator[History]:
-    """An endless stream of rows: kinds of task ({kind: levels}) in turn, workflows drawn by their share."""
+    """An endless stream of rows: kinds of task ({kind: levels}) take turns, workflows are drawn by their shares."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
 
@@ -68,15 +68,15 @@ def with_lessons(
     skill: Skill | None = None,
     levels: Mapping[str, Sequence[int]],
 ) -> Iterator[History]:
-    """The stream with lessons, drawn evenly, on separate training problems: this share of it where none is None."""
+    """The stream with lessons, drawn evenly, on separate training problems; `share` of the rows if none is None."""
     chat, rng = Chat(tokenizer), random.Random(f"lessons {seed}")
     problems = itertools.cycle(
-        micro.stream(kind, "train", seed=seed + 1, levels=those) for kind, those in levels.items()
+        micro.stream(kind, "train", seed=seed + 1, levels=chosen) for kind, chosen in levels.items()
     )
     for row in stream:
         while rng.random() < share:
-            if made := rng.choice(lessons)(next(next(problems)), rng, skill or Skill()):
-                yield _lesson(chat, *made)
+            if lesson := rng.choice(lessons)(next(next(problems)), rng, skill or Skill()):
+                yield _lesson(chat, *lesson)
         yield row
 
 
@@ -91,7 +91,7 @@ def episodes(
 ) -> Iterator[Episode]:
     """An endless stream of episodes on training problems, a pure function of the arguments."""
     chat, rng = Chat(tokenizer), random.Random(f"transcripts {seed}")
-    streams = {kind: micro.stream(kind, "train", seed=seed, levels=those) for kind, those in levels.items()}
+    streams = {kind: micro.stream(kind, "train", seed=seed, levels=chosen) for kind, chosen in levels.items()}
     number = 0
     while True:
         for stream in streams.values():
@@ -131,7 +131,7 @@ def play(
 
 
 def turns(episode: Episode) -> Iterator[list[CallRecord]]:
-    """The calls of each history of a role's first slot that no later call continues, the last one first."""
+    """The calls of each history of a role's first slot, last call first; only histories that no call continues."""
     continued = {call.after for call in episode.calls}
     for index, call in enumerate(episode.calls):
         if index not in continued and not call.slot:
@@ -146,16 +146,16 @@ def histories(episode: Episode) -> list[History]:
     made = []
     for chain in turns(episode):
         tokens = np.array(chain[0].prompt_tokens + chain[0].tokens, np.int32)
-        spoken = np.zeros(len(tokens), bool)
+        sampled = np.zeros(len(tokens), bool)
         for turn in chain:
-            spoken[len(turn.prompt_tokens) :][: len(turn.tokens)] = True
-        made.append(History(tokens, spoken))
+            sampled[len(turn.prompt_tokens) :][: len(turn.tokens)] = True
+        made.append(History(tokens, sampled))
     return made
 
 
 @functools.cache
 def flows(family: str) -> dict[str, Workflow]:
-    """The workflows of a family as they are played, whose roles have scripts; eval_opt in both its forms."""
+    """The workflows of a family whose roles all have scripts, as they are played; eval_opt in both its forms."""
     known = (
         flow for flow in BUILT_IN.values() if family in flow.families and SCRIPTS.keys() >= set(flow.roles)
     )

@@ -25,9 +25,9 @@ XS = load_file("configs/micro.py:xs", "get_recipe")[0]("xs")
 SHORT = dataclasses.replace(XS, steps=3, rows=2)  # as the command below is asked for: one program is compiled
 
 
-def row(*tokens, spoken=1):
+def row(*tokens, sampled=1):
     said = np.zeros(len(tokens), bool)
-    said[-spoken:] = True
+    said[-sampled:] = True
     return History(np.array(tokens, np.int32), said)
 
 

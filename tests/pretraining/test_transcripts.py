@@ -92,10 +92,10 @@ def test_a_row_is_a_whole_history_and_marks_what_its_roles_said(played):
             chain = [last]
             while chain[0].after is not None:
                 chain.insert(0, episode.calls[chain[0].after])
-            spoken = [token for call in chain for token in call.tokens]
-            assert row.tokens[row.spoken].tolist() == spoken
-            assert not row.spoken[: len(chain[0].prompt_tokens)].any()
-            assert spoken.count(END_ID) == len(chain)
+            sampled = [token for call in chain for token in call.tokens]
+            assert row.tokens[row.sampled].tolist() == sampled
+            assert not row.sampled[: len(chain[0].prompt_tokens)].any()
+            assert sampled.count(END_ID) == len(chain)
             turns.add((episode.workflow, last.role, len(chain)))
     assert {("eval_opt", "generator", 3), ("eval_opt", "evaluator", 3), ("debate", "debater", 2)} <= turns
 
