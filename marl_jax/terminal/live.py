@@ -8,9 +8,9 @@
     time      8.2 s a step, 61% of it learn, about 22 min left, 3,054 tokens/s
     alarms    one choice (aggregator) since step 31
 
-What lasts (evaluations, alarms as they begin, notes) scrolls away above those lines. The cursor always rests at the
-start of the line below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the
-view, not the run.
+Lasting lines (evaluations, new alarms, notes) scroll away above the redrawn ones. The cursor always rests at the start
+of the line below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the view,
+not the run.
 """
 
 import io
@@ -29,16 +29,16 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.terminal.tables import printable, share
 
 BAR = 30
-REDRAW_S = 0.1  # on a terminal
-LINE_S = 10.0  # between plain lines of steps
-ROLLOUT_LINE_S = 60.0  # without output, before a plain line shows the progress of a rollout
+REDRAW_S = 0.1  # least time between redraws on a terminal
+LINE_S = 10.0  # least time between plain lines of steps
+ROLLOUT_LINE_S = 60.0  # time without output after which a plain line shows the progress of a rollout
 CURVE = "▁▂▃▄▅▆▇█"  # from the lowest to the highest of the last EVALUATIONS
 EVALUATIONS = 24
 RECENT = 20  # steps whose lower quartile gives the time left
 
 
 class Live:
-    """Shows a run to a person. Close it, so that the last state stays to be read."""
+    """Shows a run to a person. Close it, so that its last state stays on the screen."""
 
     def __init__(
         self,
@@ -49,20 +49,20 @@ class Live:
         frozen: Collection[str] = (),
     ) -> None:
         self._steps, self._roles, self._clock = steps, tuple(roles), clock
-        self._frozen = frozenset(frozen)  # roles that learn nothing, so that their reward means nothing
+        self._frozen = frozenset(frozen)  # roles that do not learn, so that their reward means nothing
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._terminal = (
             self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         )
         self._step = 0
-        self._some_failed = False  # episodes, of which a note tells once
+        self._some_failed = False  # whether a note has said that some episodes failed
         self._metrics: Mapping[str, Any] = {}
         self._phase, self._progress = "starting", ""
         self._evaluations: list[Mapping[str, Any]] = []
-        self._durations: list[float] = []  # of all steps; the first holds the compilation
+        self._durations: list[float] = []  # of all steps; the first includes compilation
         self._holding: Sequence[Alarm] = ()
-        self._others: dict[str, Live] = {}  # that train side by side, by name
-        self._failing: str | None = None  # the error of a step without any other episode
+        self._others: dict[str, Live] = {}  # views of runs that train side by side, by name
+        self._failing: str | None = None  # the first error of the last step, if all its episodes failed
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
         self._drawn: list[str] = []
@@ -74,36 +74,36 @@ class Live:
         evaluations: Iterable[Mapping[str, Any]],
         holding: Sequence[Alarm] = (),
     ) -> None:
-        """Before the first step of a run that goes on: the line of its last step, all its evaluations, its alarms."""
+        """Call before the first step of a resumed run, with the line of its last step, all evaluations, its alarms."""
         self._step, self._metrics, self._phase = step, metrics, ""
         self._evaluations += evaluations
         self.note(f"resumed after step {step}")
         self.alarms(holding, holding)
 
     def phase(self, name: str) -> None:
-        """The present work of the run: sampling, grading, learning, evaluating, saving."""
+        """Show the current work of the run: sampling, grading, learning, evaluating, saving."""
         self._phase, self._progress = name, ""
         self._draw()
 
     def rollout(self, progress: Progress) -> None:
-        """After every dispatch of a rollout; cheap, because most calls return at once."""
+        """Call after every dispatch of a rollout; cheap, because most calls return at once."""
         if self._phase not in ("sampling", "evaluating"):
             self._phase = "sampling"
         now = self._clock()
-        over = progress.done == progress.episodes
+        ended = progress.done == progress.episodes
         if self._terminal:
-            if now < self._next_draw and not over:
+            if now < self._next_draw and not ended:
                 return
             self._progress = str(progress)
             self._draw()
-        elif now >= self._last_line + ROLLOUT_LINE_S and not over:
+        elif now >= self._last_line + ROLLOUT_LINE_S and not ended:
             self._line(f"{self._position(self._step + 1)}: {self._phase}, {progress}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """After every training step, with the metrics that go to `metrics.jsonl`."""
+        """Call after every training step, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = not self._durations
-        # The view begins before the run is opened, and its parts are of the time since then.
+        # The view begins before the run is opened; `time/wall` and its parts count from after that.
         self._durations.append(metrics.get("time/wall", now - self._step_began))
         self._step_began, self._step, self._metrics = now, step, metrics
         self._phase, self._progress = "", ""
@@ -113,8 +113,8 @@ class Live:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
 
     def failing(self, step: int, errors: Sequence[str | None], what: str = "episode") -> None:
-        """After every training step, with the errors of its episodes, or paths: shown where all have one and it is a
-        new one, and once where some have.
+        """Call after every training step, with the errors of its episodes or paths. A note is shown if all failed with
+        a new first error, and once if some failed.
         """
         failed = [error for error in errors if error]
         before, self._failing = self._failing, failed[0] if failed and len(failed) == len(errors) else None
@@ -128,7 +128,7 @@ class Live:
             )
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """After every evaluation, with the line that goes to `eval.jsonl`."""
+        """Call after every evaluation, with the line that goes to `eval.jsonl`."""
         self._evaluations.append(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
@@ -136,13 +136,13 @@ class Live:
         self.note(f"step {record.get('step')}: {split}{problems}{_difference(record)}")
 
     def alarms(self, begun: Sequence[Alarm], holding: Sequence[Alarm]) -> None:
-        """After every training step and evaluation: the alarms that begin with it, and all that hold now."""
+        """Call after every training step and evaluation, with the alarms that begin now, and all that hold."""
         self._holding = holding
         for alarm in begun:
             self.note(f"ALARM at step {alarm.step}: {alarm.title}: {alarm.text}")
 
     def note(self, text: str) -> None:
-        """Lines that stay on the screen: the page of the start, warnings, where the run was resumed."""
+        """Show lines that stay on the screen: the start-up page, warnings, where the run was resumed."""
         if self._terminal:
             self._write(self._up() + "\r\033[J")
             self._drawn = []
@@ -158,7 +158,7 @@ class Live:
         self._stream = None
 
     def beside(self, name: str) -> "Live":
-        """The view of another run that trains side by side: its lasting lines are shown here, under its name."""
+        """A view for another run that trains side by side: its lasting lines are shown here, with its name."""
         other = Live(self._steps, self._roles, io.StringIO())
         self._others[name] = other
         other.note = lambda text: self.note(f"{name}: {text}")  # type: ignore[method-assign]
@@ -171,10 +171,10 @@ class Live:
         return f"step {step}/{self._steps}"
 
     def _lines(self) -> list[str]:
-        made = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
-        filled = int(BAR * made)
+        fraction = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
+        filled = int(BAR * fraction)
         doing = " ".join(part for part in (self._phase, self._progress) if part)
-        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {made:4.0%}"]
+        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {fraction:4.0%}"]
         lines += [f"now       {doing}"]
         if self._evaluations:
             step = self._evaluations[-1].get("step")
@@ -192,8 +192,8 @@ class Live:
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
         for name, view in {"": self, **self._others}.items():
-            held = ", ".join(f"{one.title} since step {one.step}" for one in view._holding)
-            lines += [f"alarms    {name}{': ' if name else ''}{held}"] if held else []
+            titles = ", ".join(f"{one.title} since step {one.step}" for one in view._holding)
+            lines += [f"alarms    {name}{': ' if name else ''}{titles}"] if titles else []
         return lines
 
     def _rewards(self, separator: str) -> str:
@@ -204,7 +204,7 @@ class Live:
         return separator.join([_number(self._metrics.get("reward")), *roles])
 
     def _curve(self, values: Sequence[float]) -> str:
-        """Of two evaluations or more, with its ends; nothing where the stream has no such letters."""
+        """A curve of two evaluations or more, with its ends; empty if the stream cannot encode its characters."""
         try:
             CURVE.encode(getattr(self._stream, "encoding", None) or "utf-8")
         except UnicodeEncodeError:
@@ -212,38 +212,38 @@ class Live:
         if len(values) < 2:
             return ""
         low, high = min(values), max(values)
-        places = [
+        indices = [
             round((value - low) / (high - low) * (len(CURVE) - 1)) if high > low else 0 for value in values
         ]
-        return f"{''.join(CURVE[place] for place in places)} {share(low)} .. {share(high)}"
+        return f"{''.join(CURVE[i] for i in indices)} {share(low)} .. {share(high)}"
 
     def _pace(self) -> str:
         parts = []
         if measured := self._durations[1:][-RECENT:]:
-            parts += [f"{_duration(one := quartile(measured))} a step"]
-        elif self._durations:  # it compiled, so it is not typical
+            parts += [f"{_duration(step_time := quartile(measured))} a step"]
+        elif self._durations:  # not typical, because it compiled
             parts += [f"first step {_duration(self._durations[0])}"]
         if parts and (slow := self._slowest()):
             parts += [slow]
         if measured and self._step < self._steps:
-            parts += [f"about {_duration(one * (self._steps - self._step))} left"]
+            parts += [f"about {_duration(step_time * (self._steps - self._step))} left"]
         rate = self._metrics.get("time/tokens_per_second")
         return ", ".join([*parts, *([f"{rate:,.0f} tokens/s"] if rate is not None else [])])
 
     def _slowest(self) -> str:
-        """What took most of the last step."""
-        apart = {
+        """The part that took most of the last step."""
+        parts = {
             key.removeprefix("time/"): value
             for key, value in self._metrics.items()
             if key.startswith("time/")
-            and key.count("/") == 1  # not the parts of a part
+            and key.count("/") == 1  # no parts of parts
             and key not in ("time/step", "time/wall", "time/tokens_per_second")
             and value
         }
-        name = max(apart, key=lambda part: apart[part], default="")
-        return f"{apart[name] / sum(apart.values()):.0%} of it {name}" if len(apart) > 1 else ""
+        name = max(parts, key=lambda part: parts[part], default="")
+        return f"{parts[name] / sum(parts.values()):.0%} of it {name}" if len(parts) > 1 else ""
 
-    # ---------------------------------------------------------------- where it is shown
+    # ---------------------------------------------------------------- output
 
     def _line(self, text: str) -> None:
         self._last_line = self._clock()
@@ -260,7 +260,7 @@ class Live:
         self._drawn = lines
 
     def _up(self) -> str:
-        """To the first of the lines drawn before; a terminal that became narrower has wrapped them since."""
+        """Moves the cursor to the first drawn line; a terminal that became narrower has wrapped the lines since."""
         columns, _ = self._size()
         rows = sum(max(1, -(-cell_len(line) // columns)) for line in self._drawn)
         return f"\033[{rows}A" if rows else ""

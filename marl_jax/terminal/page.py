@@ -32,8 +32,8 @@ def page(
     plan: Plan,
     road: str = "hosted",
 ) -> str:
-    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
-    in_arrays = road.startswith("compiled")  # engines play its evaluations
+    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that were chosen."""
+    in_arrays = road.startswith("compiled")  # then only evaluations need engines
     engines = [] if in_arrays and not config.evaluation.every else _engines(config, plan, engine)
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
@@ -58,7 +58,7 @@ def page(
 def plan_page(
     config: RunConfig, models: Mapping[str, ModelConfig], source: str, plans: Sequence[Plan]
 ) -> str:
-    """The needs of the cell on each of the devices."""
+    """The plans of a cell for several devices: memory and time on each."""
     first = plans[0]
     kinds = dict.fromkeys(
         (one, config.policies.trains.get(name, config.policies.train)) for name, one in models.items()
@@ -119,7 +119,7 @@ def plan_page(
 
 
 def _longest(engine: EngineSettings) -> str:
-    """The lanes of the longest cache."""
+    """The lanes of the longest cache, and its length."""
     return f"{engine.lanes_at[-1] if engine.lanes_at else engine.lanes}x{engine.context}"
 
 
@@ -135,13 +135,13 @@ def _verdict(config: RunConfig, plan: Plan) -> str:
 
 
 def _models(config: RunConfig, models: Mapping[str, ModelConfig]) -> Iterator[str]:
-    """A line for each base, with the policies that start from it where there are several."""
-    chosen, of = config.policies, dict[str, list[str]]()
+    """A line for each base; if there are several, with the policies that start from it."""
+    chosen, policies_of = config.policies, dict[str, list[str]]()
     for policy in models:
-        of.setdefault(chosen.bases.get(policy, chosen.base), []).append(policy)
-    for base, policies in of.items():
+        policies_of.setdefault(chosen.bases.get(policy, chosen.base), []).append(policy)
+    for base, policies in policies_of.items():
         model = models[policies[0]]
-        whose = f" ({', '.join(policies)})" if len(of) > 1 else ""
+        whose = f" ({', '.join(policies)})" if len(policies_of) > 1 else ""
         yield f"{_count(num_parameters(model))} parameters, {model.dtype}, from {base}{whose}"
 
 
@@ -162,13 +162,13 @@ def _policies(config: RunConfig, models: Mapping[str, ModelConfig]) -> Iterator[
 
 
 def too_many_adapters(config: RunConfig, model: ModelConfig, count: int) -> str:
-    """A hint where adapters have more parameters than the model that they are to save from being trained."""
-    whole, rank = num_parameters(model), config.policies.lora_rank
-    if count <= whole:
+    """A hint if adapters have more parameters than the model that they save from being trained."""
+    model_size, rank = num_parameters(model), config.policies.lora_rank
+    if count <= model_size:
         return ""
     return (
-        f", more than the {_count(whole)} of the whole model: lower --config.policies.lora_rank to "
-        f"{max(1, rank * whole // (4 * count))}, a quarter of it, or set --config.policies.train=full"
+        f", more than the {_count(model_size)} of the whole model: lower --config.policies.lora_rank to "
+        f"{max(1, rank * model_size // (4 * count))}, a quarter of it, or set --config.policies.train=full"
     )
 
 
@@ -223,7 +223,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
-    """One line where all are alike, else one for each base."""
+    """One line if all engines are alike, else one for each base."""
     one, *others = {*engine.values()}
     if others:
         yield from (f"of {base}: {_lanes(shapes)}" for base, shapes in engine.items())

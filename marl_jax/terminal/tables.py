@@ -4,7 +4,7 @@
     base           42.1%  38.0 .. 46.2%                                       63.2%      70.1%
     100            61.0%  56.8 .. 65.1%              +18.9  +14.0 .. +23.8*   71.9%      78.0%
 
-A star stands at a difference whose interval excludes zero.
+A star marks an interval that excludes zero.
 """
 
 import textwrap
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-WIDTH, GAP = 80, 2  # of a terminal, and between columns
+WIDTH, GAP = 80, 2  # characters of a terminal's line, and between columns
 
 
 def table(records: Sequence[Record]) -> str:
@@ -40,7 +40,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _name(record: Record) -> str:
-    """The checkpoint; with its mode, if the cast is not the run's."""
+    """The checkpoint, with the mode if the cast is not the run's."""
     plain = record["mode"] in ("trained", "base")
     name = str(record.get("checkpoint", record["step"] or "base"))
     return name if plain else f"{name} {record['mode']}"
@@ -88,10 +88,10 @@ def _star(interval: Record) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Columns of equal width, the first `left` of them to the left; no line is wider, as far as words allow.
+    """Rows in aligned columns, the first `left` to the left; lines are at most WIDTH wide, as far as words allow.
 
-    Columns that do not fit go below the others, with the first column repeated. Where that is wide or does not tell the
-    rows apart, they have numbers. A last column of words is wrapped. The first row is the head.
+    Columns that do not fit go below the others, with the first column repeated. If that column is wide or does not
+    distinguish the rows, they are numbered. A last column of words is wrapped. The first row is the head.
     """
     columns = [list(column) for column in zip(*rows)]
     if len(columns) == left:
@@ -114,12 +114,12 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A text in one line, without control characters of terminals."""
+    """A text in one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def filled(text: str, width: int = WIDTH, **options: Any) -> str:
-    """A paragraph of lines as wide as a terminal; no word is broken."""
+    """A text wrapped to the width of a terminal; no word is broken."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, **options)
 
 
@@ -130,7 +130,7 @@ def _block(columns: Sequence[Sequence[str]], widths: Sequence[int], left: int) -
 
 
 def _wrapped(columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
-    """Columns of words; the last goes on in lines of its own where it is too wide."""
+    """Columns of words; the last one is wrapped into further lines if it is too wide."""
     indent = sum(widths[:-1]) + GAP * (len(widths) - 1)
     lines = []
     for *before, text in zip(*columns):
