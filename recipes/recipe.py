@@ -1,4 +1,4 @@
-"""What a recipe is: a claim, one configuration, arms that differ from it in some fields, and what is measured.
+"""A recipe: a claim, one configuration, arms that differ from it in some fields, and measures.
 
 config ──arms──► runs of equal seeds and problems ──measures──► numbers ──claims──► shown, not shown, or the opposite
 """
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
-# Of a phase that plays as others, and trains nothing.
+# Fields of a phase that plays as other phases do, and trains nothing.
 STILL = {"learner": {"optimiser.schedule.learning_rate": 0.0}}
 Values = float | Sequence[float]  # one number, or one for each test problem
 
@@ -64,16 +64,16 @@ class Trained:
     """One run of an arm, up to the step that is compared."""
 
     table: Table  # graded episodes of the test problems
-    samples: int = 1  # episodes of each
+    samples: int = 1  # episodes of each problem
     by_metric: bool = False  # whether outcomes are those of `evaluation.metric`
-    base: Table | None = None  # the same by the policies as they began
-    # The same in further evaluations, by name.
+    base: Table | None = None  # the same episodes, played by the initial policies
+    # Episodes of further evaluations, by name.
     also: Mapping[str, Table] = dataclasses.field(default_factory=dict)
     lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl, up to that step
     folder: Path = Path()
 
     def collected(self) -> list[Table]:
-        """What phases that collect have kept, up to the step that is compared, step by step."""
+        """The tables that collecting phases have stored, step by step, up to the step that is compared."""
         paths = [collected_path(self.folder, line["step"]) for line in self.lines]
         return [read_episodes(path) for path in paths if path.exists()]
 
@@ -83,11 +83,11 @@ Measure = Callable[[Trained], Values]
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """That a measure is larger in one arm than in another, than at its start, or than another measure of the arm."""
+    """A claim that a measure is larger in one arm than in another, than at its start, or than another measure of it."""
 
     measure: str
-    more: str  # the arm that has more of it
-    than: str  # the arm that has less; "base": this one as it began; or "=MEASURE", another measure of it
+    more: str  # the arm whose measure is larger
+    than: str  # the arm whose measure is smaller; "base": the same arm at its start; "=MEASURE": its other measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,27 +96,27 @@ class Recipe:
 
     system: str  # its name and where it is published
     claim: str  # what its paper says, in one sentence
-    config: Callable[[], RunConfig]  # of every arm, but for what the arm changes
+    config: Callable[[], RunConfig]  # the configuration that all arms share
     arms: Mapping[str, Mapping[str, Any]]  # {name: {path of a field: value}}
-    claims: Sequence[Claim]  # what is tested
+    claims: Sequence[Claim]  # the claims that are tested
     measures: Mapping[str, Measure] = dataclasses.field(default_factory=dict)  # besides accuracy and tokens
-    # Fields that differ in the evaluation.
+    # Fields that are set for the evaluation only.
     examined: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # {name: fields}: further evaluations of the same policies.
     also: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    hours: float = 0.5  # that three seeds of all arms take on two cores
+    hours: float = 0.5  # time of three seeds of all arms on two cores
 
     def __post_init__(self) -> None:
-        """Refuse claims about arms and measures that there are not."""
+        """Refuse claims about arms and measures that do not exist."""
         measures = (*COMMON, *self.measures)
         for claim in self.claims:
             within = claim.than.startswith("=")
             arms = [claim.more] + [claim.than] * (not within and claim.than != "base")
-            for kind, said, known in (
+            for kind, named, known in (
                 ("arm", arms, self.arms),
                 ("measure", [claim.measure] + [claim.than[1:]] * within, measures),
             ):
-                for name in said:
+                for name in named:
                     if name not in known:
                         raise ConfigError(
                             [f"claims: '{name}' is no {kind} of the recipe{nearest(name, known)}"]
@@ -124,13 +124,13 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """The modules of this folder that hold a recipe."""
+    """The modules of this folder that contain a recipe."""
     found = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
     return [name for name in found if name not in ("recipe", "run", "report", "sums", "words")]
 
 
 def find(name: str) -> Recipe:
-    """The recipe of a name, or one's own as "module"; whatever is none is refused."""
+    """The recipe of a name, or a user's recipe as "module"; an error if there is none."""
     module = f"recipes.{name}" if name in names() else name
     if module.startswith(".") or ("." not in module and not (module and importlib.util.find_spec(module))):
         raise ConfigError([f"recipe '{name}' does not exist{nearest(name, names())}"])
@@ -144,7 +144,7 @@ def find(name: str) -> Recipe:
 
 
 def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """The configuration with the fields at these dotted paths set; every mistake is in one error."""
+    """The configuration with the fields at these dotted paths set; one error names all mistakes."""
     texts = [(p, v if isinstance(v, str) else json.dumps(fields.to_json(v))) for p, v in values.items()]
     made, problems = fields.change(config, texts)
     if problems:
@@ -165,7 +165,7 @@ def micro(
     learning_rate: float = 5e-4,
     **others: Any,
 ) -> RunConfig:
-    """A run of about a second a step on two cores, twenty checkpoints; `others` are fields by path, `__` for a dot."""
+    """A run of about a second per step on two cores, with twenty checkpoints; `others` are fields, `__` for a dot."""
     config = RunConfig(
         cell=workflow.partition(":")[0].rpartition(".")[2],
         workflow=WorkflowConfig(workflow, prompts="micro"),
@@ -185,7 +185,7 @@ def micro(
         steps=steps,
     )
     values = {path.replace("__", "."): value for path, value in others.items()}
-    return changed(config, {"rollout.samples": samples, **values})  # all at once: one may need another
+    return changed(config, {"rollout.samples": samples, **values})  # all at once: one field may need another
 
 
 def over_problems(function: Callable[[Table], np.ndarray]) -> Measure:
@@ -202,31 +202,31 @@ def part(metric: str, *, late: bool = True) -> Measure:
 
     def measure(trained: Trained) -> float:
         values = [line[metric] for line in trained.lines if line.get(metric) is not None]
-        some = max(len(values) // 4, 1)
-        return mean(values[-some:] if late else values[:some])
+        count = max(len(values) // 4, 1)
+        return mean(values[-count:] if late else values[:count])
 
     return measure
 
 
 def steps_of(phase: str) -> Measure:
-    """How many steps of a phase there were."""
+    """A measure: the number of steps of a phase."""
     return lambda trained: float(sum(line.get("phase") == phase for line in trained.lines))
 
 
 def mean(values: Sequence[float] | np.ndarray) -> float:
-    """Their mean; NaN of none."""
+    """The mean of values; NaN if there are none."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 def accuracy(trained: Trained) -> list[float]:
-    """The share of right answers to each problem, or what the metric gives; of episodes that fork, of right paths."""
+    """The share of right answers (for forked episodes, of right paths) to each problem, or the metric's value."""
     worth = values if trained.by_metric else outcomes
     return worth(trained.table, trained.samples).mean(axis=1).tolist()
 
 
 def tokens(trained: Trained) -> float:
-    """Sampled in an episode."""
+    """Tokens that are sampled in an episode."""
     return float(trained.table.length.sum() / len(trained.table.bare_episodes))
 
 
-COMMON: Mapping[str, Measure] = {"accuracy": accuracy, "tokens": tokens}  # of every recipe
+COMMON: Mapping[str, Measure] = {"accuracy": accuracy, "tokens": tokens}  # measures of every recipe

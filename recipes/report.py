@@ -2,8 +2,8 @@
 
     python -m recipes.report
 
-A claim is shown, or its opposite is, where the p of the paired difference is small after Holm's correction for the
-claims of its recipe. With fewer than three seeds nothing is.
+A claim is shown, or its opposite is, if the p of the paired difference is small after Holm's correction for the
+claims of its recipe. With fewer than three seeds nothing is shown.
 """
 
 import json
@@ -31,7 +31,7 @@ PER_CENT = ("accuracy",)  # measures that are shown as points
 
 
 def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval | None:
-    """Of the mean over runs: over seeds and problems, or of single numbers the t interval over seeds."""
+    """The interval of the mean over runs: over seeds and problems, or for single numbers the t interval over seeds."""
     array = np.array(values, float)
     if np.isnan(array).any():
         return None
@@ -41,7 +41,7 @@ def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -
 
 
 def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
-    """What each run has on both sides of a claim; None where an arm was not run, or the measure is newer."""
+    """The values of each run on both sides of a claim; None if an arm was not run, or the measure is newer."""
     if claim.than == "base" and claim.more in record["arms"]:
         runs = [run[claim.more] for run in record["runs"]]
         if any(claim.measure not in run["base"] for run in runs):
@@ -58,7 +58,7 @@ def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]
 
 
 def chance(gaps: np.ndarray) -> float | None:  # [S, P] or [S]
-    """The p of a mean of zero: over seeds and problems as in the study, of single numbers over seeds."""
+    """The p of a zero mean: over seeds and problems as in the study, or for single numbers over seeds."""
     if np.isnan(gaps).any() or len(gaps) < 2 or not gaps.any():
         return None
     if gaps.ndim == 2:
@@ -68,32 +68,32 @@ def chance(gaps: np.ndarray) -> float | None:  # [S, P] or [S]
     return float(2 * special.stdtr(len(gaps) - 1, -abs(t)))
 
 
-def verdict(mean: float, held: float | None, seeds: int) -> str:
-    """In words, by the corrected p."""
-    if held is None or held > LEVEL or seeds < SEEDS:
+def verdict(mean: float, p: float | None, seeds: int) -> str:
+    """The verdict in words, by the corrected p."""
+    if p is None or p > LEVEL or seeds < SEEDS:
         return "not shown"
     return "shown" if mean > 0 else "the opposite is shown"
 
 
 def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
-    """A line for each claim."""
+    """A row for each claim."""
     known = [(claim, *both) for claim in recipe.claims if (both := sides(claim, record))]
     gaps = [np.array(more, float) - np.array(less, float) for _, more, less in known]
     chances = [chance(gap) for gap in gaps]
     corrected = iter(holm([p for p in chances if p is not None]))
     rows = []
     for (claim, more, less), gap, p in zip(known, gaps, chances):
-        held = None if p is None else next(corrected)
+        p_adj = None if p is None else next(corrected)
         scale = 100 if claim.measure in PER_CENT else 1
         values = " : ".join(_shown(np.mean(np.array(side, float)), scale) for side in (more, less))
         found = _with_bounds(interval(gap.tolist()), scale, "+")
         tested = f"{claim.measure}: {claim.more} > {claim.than.removeprefix('=')}"
-        rows.append([f"`{name}`", tested, values, found, small(held), verdict(gap.mean(), held, len(gap))])
+        rows.append([f"`{name}`", tested, values, found, small(p_adj), verdict(gap.mean(), p_adj, len(gap))])
     return rows
 
 
 def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
-    """A line for each arm: what it came to."""
+    """A row of results for each arm."""
     rows = []
     for arm in record["arms"]:
         runs = [run[arm] for run in record["runs"]]
@@ -101,7 +101,7 @@ def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
         end, base = (
             interval([run[key]["accuracy"] for run in runs], (0.0, 1.0)) for key in ("values", "base")
         )
-        besides = [f"{n} {_shown(mean)}" for n, mean in means.items() if n not in ("accuracy", "tokens")]
+        others = [f"{n} {_shown(mean)}" for n, mean in means.items() if n not in ("accuracy", "tokens")]
         sampled, seconds = (np.mean([run[key] for run in runs]) for key in ("sampled", "seconds"))
         numbers = [_shown(base.mean, 100) if base else NONE, _with_bounds(end, 100), f"{means['tokens']:.0f}"]
         rows.append(
@@ -111,33 +111,33 @@ def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
                 *numbers,
                 f"{sampled / 1000:,.0f}",
                 f"{seconds:.0f}",
-                "; ".join(besides) or NONE,
+                "; ".join(others) or NONE,
             ]
         )
     return rows
 
 
 def tables(titles: Sequence[str], results: Path = RESULTS) -> str:
-    """Those of claims, arms, how each was run, and what was not, that have these titles."""
-    claims, arms, made, missing = Rows(), Rows(), Rows(), Rows()
+    """The tables with these titles, of: claims, arms, how each recipe was run, recipes that were not run."""
+    claims, arms, ran_rows, missing_rows = Rows(), Rows(), Rows(), Rows()
     for name in names():
         recipe, path = find(name), results / f"{name}.json"
         about = [f"`{name}`", recipe.system, recipe.claim]
         if not path.exists():
-            missing.append(
+            missing_rows.append(
                 [*about, "not run", f"`python -m recipes.run {name} --seeds=3`", f"{recipe.hours:g}"]
             )
             continue
         record = json.loads(path.read_text(encoding="utf-8"))
         ran = [str(len(record["runs"])), f"`{record['command']}`", f"{record['seconds'] / 60:.0f}"]
-        made.append([*about, *ran, record["machine"]])
+        ran_rows.append([*about, *ran, record["machine"]])
         claims += claim_rows(name, recipe, record)
         arms += arm_rows(name, record)
     shown = (
         ("Claims", "recipe|claim tested|values|difference, 95% interval|p, corrected|verdict", claims),
         ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|measured besides", arms),
-        ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
-        ("Not run", "recipe|system|what its paper says|state|command|hours", missing),
+        ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", ran_rows),
+        ("Not run", "recipe|system|what its paper says|state|command|hours", missing_rows),
     )
     return "\n\n".join(
         _table(title, columns.split("|"), rows) for title, columns, rows in shown if rows and title in titles
@@ -163,7 +163,7 @@ def _shown(value: float, scale: int = 1, sign: str = "") -> str:
 
 
 def page(text: str, titles: Sequence[str], results: Path = RESULTS) -> str:
-    """A page with its tables made anew."""
+    """A page with new tables."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{tables(titles, results)}\n\n{END}{rest.partition(END)[2]}"
 

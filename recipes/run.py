@@ -1,11 +1,11 @@
-"""Train the arms of a recipe at equal seeds, problems and sampled tokens, and write what they come to.
+"""Train the arms of a recipe at equal seeds, problems and sampled tokens, and write their results.
 
     python -m recipes.run dr_mas --seeds=3 --root=runs/recipes [--arms=agent,task]
 
-The runs are ROOT/NAME/seed-N/ARM; the same command goes on where it was stopped. All arms of a seed are compared at the
-tokens that the thriftiest of them sampled: of each, at its last checkpoint up to there. The numbers are in
-results/recipes/NAME.json, `python -m recipes.report` makes the tables of docs/recipes.md of them; those of one's own
-recipe are in ROOT/MODULE.json. With --arms they are printed and not kept, since arms are compared at the tokens of all.
+The runs are ROOT/NAME/seed-N/ARM; the same command continues after it was stopped. All arms of a seed are compared at
+the number of tokens that the thriftiest arm sampled: each at its last checkpoint up to it. The numbers are written to
+results/recipes/NAME.json, from which `python -m recipes.report` makes the tables of docs/recipes.md; those of a user's
+recipe to ROOT/MODULE.json. With --arms they are only printed, since the token budget depends on all arms.
 """
 
 import io
@@ -49,7 +49,7 @@ flags.DEFINE_list(
 
 
 def trained(config: RunConfig, folder: Path) -> None:
-    """Train to the end. A run that has come there under another configuration is refused, as `train` does."""
+    """Train to the end. A run that was finished under another configuration is refused, as `train` does."""
     last = max(saved_steps(folder / "checkpoints"), default=0)
     if last >= config.steps and (before := run_folder.earlier(folder)):
         if changes := run_folder.differences(before["config"], config.to_json()):
@@ -63,13 +63,13 @@ def trained(config: RunConfig, folder: Path) -> None:
 
 
 def sampled(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Int[steps]: tokens sampled up to each step; those of collected calls were sampled before."""
+    """Int[steps]: tokens sampled up to each step; tokens of collected calls are not counted again."""
     played = [not config.phases or place(config.phases, i).phase.source == "play" for i in range(len(lines))]
     return np.cumsum([line["tokens"] * new for line, new in zip(lines, played)])
 
 
 def played(config: RunConfig, folder: Path, step: int) -> Table:
-    """The test problems by the policies as they were after a step; 0: as they began."""
+    """The test problems, played by the policies of a step; 0: by the initial policies."""
     named = load_named(config, ["test"])
     stored = policies_at(folder, config, named.parts, step or "base")
     engine = planned_engine(config, named.parts, training=False)
@@ -84,7 +84,7 @@ def played(config: RunConfig, folder: Path, step: int) -> Table:
 
 
 def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> dict[str, dict[str, Any]]:
-    """{arm: what its run of this seed came to}, at equal tokens."""
+    """{arm: the results of its run of this seed}, at equal tokens."""
     lines = {arm: list(read_lines(root / arm / "metrics.jsonl")) for arm in configs}
     spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
     budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens)), default=0)
@@ -92,7 +92,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     of_base = {n: of for n, of in {**COMMON, **recipe.measures}.items() if n in COMMON or n in against_base}
     found = {}
     for arm, config in configs.items():
-        saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there is none
+        saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there are no checkpoints
         step = max((s for s in saved if s and spent[arm][s - 1] <= budget), default=min(saved))
         if step and spent[arm][step - 1] > budget:
             print(
@@ -131,9 +131,9 @@ def _measured(measures: Mapping[str, Measure], one: Trained) -> dict[str, Any]:
 
 
 def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
-    """The configuration of an arm; `{arms}` in a text is the folder of the arms of its seed.
+    """The configuration of an arm; `{arms}` in a text stands for the folder of the arms of its seed.
 
-    Mistakes in the fields of its evaluations are refused here, before anything is trained.
+    Mistakes in the fields of its evaluations raise here, before anything is trained.
     """
     values = json.loads(json.dumps(to_json(recipe.arms[arm])).replace("{arms}", place.absolute().as_posix()))
     config = changed(recipe.config(), {**values, "seed": seed})
@@ -145,7 +145,7 @@ def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
 def run(
     name: str, seeds: int, root: Path, arms: Sequence[str] = (), results: Path = RESULTS
 ) -> dict[str, Any]:
-    """Train and compare, seed by seed; what is known after each is written, of one's own recipe beside its runs."""
+    """Train and compare, seed by seed; results are written after each seed, a user's recipe's next to its runs."""
     recipe = find(name)
     written = (results if name in names() else root) / f"{name}.json"
     for arm in arms:
@@ -163,11 +163,11 @@ def run(
         "runs": [],
     }
     for seed in range(seeds):
-        place = root / name / f"seed-{seed}"
-        configs = {arm: of_arm(recipe, arm, place, seed) for arm in chosen}
+        folder = root / name / f"seed-{seed}"
+        configs = {arm: of_arm(recipe, arm, folder, seed) for arm in chosen}
         for arm, config in configs.items():
-            trained(config, place / arm)
-        found = compared(recipe, configs, place)
+            trained(config, folder / arm)
+        found = compared(recipe, configs, folder)
         record["runs"].append(found)
         record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
         if not arms:
