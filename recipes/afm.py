@@ -1,11 +1,11 @@
 """AFM, chain of agents (arXiv 2508.13167): a team's episodes told again by one model, then learning by reward.
 
-Claim: a single policy that begins with what a trained team has said, as one sequence with roles as tags, reaches more
-than one that learns by reward alone.
+Claim: a single policy that is first trained on a trained team's episodes, as one sequence with roles as tags, reaches
+more than one that learns by reward alone.
 
-The team is voting: three drafts and a choice. Its episodes of the second half of its run are kept; the distilled arm
-learns from those whose answer is right, then plays. All tokens that an arm samples itself are equal; the team's are
-not counted for the distilled arm, as in the paper.
+The team is voting: three drafts and a choice. Its episodes of the second half of its run are stored; the distilled arm
+learns from those whose answer is right, then plays. Arms are compared at equal numbers of tokens that they sample
+themselves; the team's are not counted for the distilled arm, as in the paper.
 """
 
 from recipes.recipe import Claim, Recipe, Trained, micro
@@ -23,7 +23,7 @@ TOLD = {
 
 
 def config():
-    """The team, kept in the second half."""
+    """The team, whose episodes are stored in the second half."""
     return micro(
         "voting",
         {"generator": "p0", "aggregator": "p0"},

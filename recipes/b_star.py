@@ -4,14 +4,14 @@ Claim: with the setting of each round chosen by the balance of exploration and e
 its own good answers goes on gaining, and keeps more different right answers than under a fixed setting.
 
 A round is a step. Each problem is answered eight times at each of three temperatures. A setting is a temperature, the
-first 2, 4 or 8 answers, and a score to be above: the grade, and a fifth of how likely the policy found its answer. If
-it chooses n different texts for a problem, n' of them right, the balance is min(n' / 4, 1) n' / n, mean over problems.
-What the best setting chooses is learned by heart, each text once, at the temperature that it was sampled at. `fixed`
+first 2, 4 or 8 answers, and a threshold of the score: the grade plus a fifth of the answer's likelihood by the policy.
+If it chooses n different texts for a problem, n' of them right, the balance is min(n' / 4, 1) n' / n, mean over all.
+The texts that the best setting chooses are learned by SFT, each once, at the temperature of their sampling. `fixed`
 draws all 24 at one temperature, and learns the right ones among the first eight, each text once.
 
 Departures: the paper chooses the setting on a small part of the problems, before it answers all of them; here the
-answers that decide are those that are learned. How likely an answer was stands for a process reward, 4 for 8 in the
-balance, six thresholds for a fine grid. There are few right ways to work out a sum, and the base knows mostly one.
+setting is chosen on the answers that are learned. The likelihood replaces a process reward, 4 replaces 8 in the
+balance, and six thresholds a fine grid. There are few right ways to work out a sum, and the base knows mostly one.
 """
 
 import itertools
@@ -24,19 +24,19 @@ from recipes.recipe import Claim, Recipe, micro, over_problems, part
 TEMPERATURES = {"cool": 0.7, "warm": 1.0, "hot": 1.3}
 COUNTS = (2, 4, 8)
 THRESHOLDS = (0.0, 0.1, 0.5, 1.05, 1.1, 1.15)
-WANTED = 4  # right answers to a problem, beyond which more are worth no more
+WANTED = 4  # right answers to a problem that count in the balance; more add nothing
 
 
 @workflow(roles=dict.fromkeys(TEMPERATURES, solver(slots="tries")), families=("math",), counts=("tries",))
 def at_temperatures(task, prompts, *, tries=8, only=""):
-    """So many answers at each temperature, or at one alone."""
+    """`tries` answers at each temperature, or only at one."""
     ask = prompts.generator(question=task.question)
     roles = [only] if only else list(TEMPERATURES)
     return (yield [Call(role, ask, slot=i) for role in roles for i in range(tries)])[0]
 
 
 def scored(graded):
-    """The grade, and a fifth of e^(mean log-prob)."""
+    """The grade plus a fifth of e^(mean log-prob)."""
     return [
         [grade + np.exp(np.mean(call.logprobs)) / 5 for call, grade in zip(one.calls, one.answers)]
         for one in graded
@@ -44,7 +44,7 @@ def scored(graded):
 
 
 def balanced(table):
-    """Weight 1 for what is chosen by the setting with the best balance, 0 for all else."""
+    """Weight 1 for the answers that the setting with the best balance chooses, 0 for all others."""
     best, weight = 0.0, np.zeros(len(table))
     for role, count, above in itertools.product(TEMPERATURES, COUNTS, THRESHOLDS):
         chosen = different(table, table.having(role=role) & (table.slot < count) & (table.reward > above))
@@ -54,7 +54,7 @@ def balanced(table):
 
 
 def first_right(table):
-    """Weight 1 for the right ones among the first eight answers, 0 for all else."""
+    """Weight 1 for the right ones among the first eight answers, 0 for all others."""
     return {"weight": different(table, (table.slot < max(COUNTS)) & (table.grade > 0)).astype(float)}
 
 
@@ -67,7 +67,7 @@ def balance(table, chosen):
 
 
 def different(table, chosen):
-    """The chosen rows without those that repeat the text of one before them in their episode."""
+    """The chosen rows without those that repeat the text of an earlier row of their episode."""
     last_to_first = np.flatnonzero(chosen)[::-1]
     first = {(table.episode[row], table.text[row]): row for row in last_to_first}
     return np.isin(np.arange(len(table)), list(first.values()))
@@ -103,7 +103,7 @@ def pass_at_8(table):
 
 @over_problems
 def different_right(table):
-    """How many different right texts an episode has, as a share of its answers."""
+    """The number of different right texts of an episode, as a share of its answers."""
     episodes = len(table.bare_episodes)
     found = np.bincount(table.episode[different(table, table.grade > 0)], minlength=episodes)
     return found / np.bincount(table.episode, minlength=episodes)

@@ -4,12 +4,12 @@ Claim: solver and evaluator, paid against each other by a scorer's 1 to 3, stay 
 the evaluator rewards decay; without the scorer, when the evaluator's own verdict is the score, all praise all.
 
 Each agent is a policy of its own and plays every role. Who evaluates and who scores is drawn for every answer. A scorer
-earns nothing, or -1 where its score cannot be read, and then the others earn nothing. Grades are for the log alone.
-Scorers know no prompt without a verdict: where no evaluator speaks, they are shown one that is drawn.
+earns 0, or -1 if its score cannot be read, and then the others earn 0. Grades are only logged. The base's scorers know
+no prompt without a verdict: if no evaluator speaks, they are shown a random verdict.
 
-The paper has four agents and two answers of each, and whitens the rewards of each policy by itself; here two agents
-answer once, calls are compared by problem and role over both policies, and one deviation is over all. The micro base
-lacks what this needs, verdicts that are better than chance: its right answers earn hardly more than its wrong ones.
+The paper has four agents with two answers each, and whitens the rewards of each policy by itself; here two agents
+answer once, calls are compared by problem and role over both policies, and one deviation is over all. The method needs
+verdicts that are better than chance, and the micro base lacks them: its right answers earn hardly more than wrong ones.
 """
 
 import functools
@@ -49,7 +49,7 @@ def discussed(task, prompts, *, rng, evaluator=True, scorer=True):
 
 
 def verdicts(graded):
-    """What the scorers say; without a scorer, what the evaluators say."""
+    """Rewards by the scores; without a scorer, by the evaluators' verdicts."""
     return [_earned(one) for one in graded]
 
 
@@ -89,7 +89,7 @@ def solved(trained: Trained) -> float:
 
 
 def base_pays(right, trained: Trained) -> float:
-    """What right or wrong answers earn on average from the policies as they began: what there is to learn from."""
+    """The mean reward of right, or wrong, answers under the initial policies: the signal to learn from."""
     earned = [
         worth
         for one in (trained.base.episodes() if trained.base is not None else ())

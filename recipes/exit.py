@@ -4,14 +4,14 @@ Claim: single revisions that begin from stored histories of any depth, drawn by 
 revisions better than training on first revisions alone, and better than histories that are drawn evenly.
 
 A history is a task of the buffer: its question, the messages so far, and the truth. A step on a problem of the data set
-is a draft, a step on a history is one revision. The history with the new answer in it enters the buffer, with the four
-revisions whose grades say how likely it is drawn; so depth grows by itself. It ends at four answers, which are with
-their prompts below the 256 tokens that the base was trained on. "fix" asks for a revision, of right answers, too.
+is a draft, a step on a history is one revision. The history with the new answer enters the buffer, and the grades of
+its four revisions decide how likely it is drawn; so depth grows by itself. It ends at four answers, because these and
+their prompts fit in the 256 tokens that the base was trained on. "fix" asks for a revision, also of right answers.
 
-`short` draws histories of one answer, which do not grow; `fresh` has no buffer. Both see first revisions alone.
+`short` draws histories of one answer, which do not grow; `fresh` has no buffer. Both see only first revisions.
 Departures: the paper's divergent steps and its bonus for distance are left out, and so are episodes of a fixed number
-of revisions, with which it compares. It goes on for 16 revisions, beyond those that were trained; here the third, the
-last that is measured, is also the last that is trained.
+of revisions, with which it compares. The paper evaluates up to 16 revisions, more than were trained; here the third
+revision, the last that is measured, is also the last that is trained.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def longer(task, messages, said, ask):
 
 
 def answers_in(task):
-    """How many there are in a history; none in a problem of the data set."""
+    """The number of answers in a history; 0 for a problem of the data set."""
     return sum(message["role"] == "assistant" for message in task.meta.get("history", ()))
 
 
@@ -43,7 +43,7 @@ def answers_in(task):
 def improved(task, prompts, *, depth=2, revisions=4, most=MOST):
     """The next answer to a problem or a history, and revisions of it: up to `depth` answers, `most` with the history.
 
-    The next answer is revised so many times (`revisions`), each of these once.
+    The next answer gets `revisions` parallel revisions, and each of these is revised further by itself.
     """
     messages = task.meta.get("history") or prompts.generator(question=task.question)
     left = most - answers_in(task)
@@ -58,7 +58,7 @@ def improved(task, prompts, *, depth=2, revisions=4, most=MOST):
 
 
 def config():
-    """Half of the problems are histories; all calls are kept, for `late_share`."""
+    """Half of the problems are histories; all calls are stored, for `late_share`."""
     return micro(
         "recipes.exit:improved",
         {"generator": "p0"},

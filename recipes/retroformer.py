@@ -1,13 +1,13 @@
-"""Retroformer (arXiv 2308.02151): a frozen actor, and a reflector that learns to say what is wrong with its trial.
+"""Retroformer (arXiv 2308.02151): a frozen actor, and a reflector that learns to say what is wrong with a trial.
 
-Claim: rewards of the change that a reflection makes, the return of the next trial less that of this one, teach the
+Claim: rewards by the change that a reflection makes, the return of the next trial minus that of this one, teach the
 reflector to make the frozen actor better.
 
-The environment says whether a trial has failed, as in the paper, and in the evaluation, too: a right first trial is
+The environment says whether a trial has failed, as in the paper, also in the evaluation: a right first trial is
 returned, a wrong one is reflected on, and tried once more. So accuracy is that of both trials, and never below the
-first's. Grades are 0 or 1, so that the change behind a failed trial is the outcome of the next. The reflector learns
-from its own samples, in place of the paper's offline PPO with a reward model, and there is one reflection in place of
-several in a row. Reflections are compared with each other behind one trial (`siblings`): four of each.
+first's. Grades are 0 or 1, so that the change after a failed trial is the outcome of the next. The reflector learns
+from its own samples instead of the paper's offline PPO with a reward model, and there is one reflection instead of
+several in a row. Four reflections on the same trial are compared with each other (`siblings`).
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from recipes.recipe import Claim, Recipe, Trained, mean, micro
 
 @workflow(roles={"actor": solver, "reflector": judge}, families=("math",), counts=("reflections",))
 def trials(task, prompts, *, reflections=4):
-    """A trial; where it fails, a reflection on it, and another trial."""
+    """A trial; if it fails, a reflection on it, and another trial."""
     first = yield Call("actor", prompts.generator(question=task.question), keep=True)
     if families.grade(task, first.text) == 1:
         return first
@@ -32,7 +32,7 @@ def trials(task, prompts, *, reflections=4):
 
 
 def change(graded):
-    """What the last trial has more than the first; nothing where there is no second."""
+    """The outcome minus the grade of the first trial; 0 without a second trial."""
     return [one.outcome - one.answers[0] for one in graded]
 
 
@@ -49,13 +49,13 @@ def config():
 
 
 def trial(turn, trained: Trained) -> float:
-    """The accuracy of first (0) or second (1) trials; of second ones, the share of failed trials that are mended."""
+    """The accuracy of first (0) or second (1) trials; that of second ones is the share of failed trials mended."""
     table = trained.table
     return mean(table.grade[table.having(role="actor") & (table.turn == turn)])
 
 
 def mended_by_base(trained: Trained) -> float:
-    """The share of failed trials that reflections of the policies as they began have mended."""
+    """The share of failed trials that are mended with reflections of the initial policies."""
     return trial(1, Trained(trained.base)) if trained.base is not None else float("nan")
 
 

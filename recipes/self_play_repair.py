@@ -3,11 +3,11 @@
 Claim: injecting and mending, learned at once, mend more of the bugs of others than either alone, and than as much
 training on given bugs.
 
-The injector is shown a right program and writes it with a bug: the sandbox must find that it still runs and that a test
-notices. Its bug is mended four times from the specification. With the share s that is mended the injector earns
-1 - 1.8 s where 0 < s < 1, -0.8 where it is 0 or 1, -1 for what is no bug; a mender 1 or -1. Bugs stay in the buffer. A
-mend that is wrong is a bug of the second order, which gets into the buffer, too. Evaluated on scripted mistakes in
-programs of the test split, which `given bugs` trains on.
+The injector is shown a right program and writes it with a bug: in the sandbox it must still run, and fail a test. Its
+bug is mended four times from the specification. If a share s of the mends is right, the injector earns 1 - 1.8 s for
+0 < s < 1, -0.8 for 0 or 1, and -1 for a program that is no bug; a mender earns 1 or -1. Bugs stay in the buffer. A
+wrong mend is a bug of the second order, which gets into the buffer, too. Evaluated on scripted mistakes in programs of
+the test split; `given bugs` trains on such mistakes.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from recipes.recipe import Claim, Recipe, micro, part
 from recipes.words import MORE_BASE, ask_injector, ask_mender, user
 
 ALPHA = 0.8
-TIME_LIMIT_S = 120.0  # of all tests of a program together
+TIME_LIMIT_S = 120.0  # for all tests of a program together
 
 
 def breaks(task, said):
@@ -34,14 +34,14 @@ def breaks(task, said):
 
 
 def bug(task, said, order):
-    """A broken program as a problem: the tests are those of the program that it was."""
+    """A broken program as a problem, with the tests of the original program."""
     name = hashlib.sha256(f"{task.question}\n{said}".encode()).hexdigest()[:12]
     return dataclasses.replace(task, id=f"made/{name}", meta={**task.meta, "broken": said, "order": order})
 
 
 @workflow(roles={"injector": team, "mender": solver(slots="tries")}, families=("code",), counts=("tries",))
 def broken_and_mended(task, prompts, *, tries=4, given=False):
-    """A bug of the buffer, a given one, or in place of it one that is injected; and so many mends of it."""
+    """A bug from the buffer, a given one, or else one that the injector writes; then `tries` mends of it."""
     made = task
     if given:
         made = bug(task, tasks.mistake(task, 0, "steps"), 1)
@@ -65,7 +65,7 @@ def _mend(made, slot):
 
 
 def paid(graded):
-    """Injectors by how often their bug is mended at first, menders by their tests."""
+    """Injectors earn by how often their bug is mended in the first turn, menders by their tests."""
     return [[_paid(one, i) for i in range(len(one.calls))] for one in graded]
 
 

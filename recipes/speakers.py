@@ -1,11 +1,11 @@
-"""Who speaks is chosen: by one who reads the talk (AutoGen, arXiv 2308.08155), or in an auction (SALE). Not trained.
+"""Who speaks next is chosen by a role that reads the talk (AutoGen, arXiv 2308.08155), or by bids (SALE). Not trained.
 
 Claim: choosing the next speaker, or letting the highest bid speak, is worth more than as many tokens of independent
 answers and their majority.
 
-Speakers are the two ways in which the base can work. `chosen`: one reads the question and the last answer, and says who
-answers next, or that it is done. `auction`: each way bids on the problem before anything is worked out, the highest
-answers. `in turn` gives every way its turn and lets the last answer stand.
+Speakers are the two ways in which the base can solve. `chosen`: a role reads the question and the last answer, and says
+who answers next, or that it is done. `auction`: each way bids on the problem before anything is worked out, and the
+highest bid answers. `in turn` gives every way its turn and returns the last answer.
 """
 
 import functools
@@ -23,7 +23,7 @@ def _answer(task, prompts, way):
 
 @workflow(roles={"speaker": solver, "chooser": team}, families=("math",), counts=("most",))
 def chosen(task, prompts, *, most=3):
-    """At most so many answers; who gives the next is chosen, where nobody can be read the first way."""
+    """At most `most` answers; a role chooses who gives the next, and an unreadable choice is the first way."""
     said, texts = None, ""
     for _ in range(most):
         ask = user(ask_next(task.question, texts))
@@ -39,7 +39,7 @@ def chosen(task, prompts, *, most=3):
 
 @workflow(roles={"speaker": solver, "bidder": team}, families=("math",))
 def auction(task, prompts):
-    """A bid of each way; the highest answers, the first of those that are equal."""
+    """Each way bids, and the highest bid answers; the first of equal bids."""
     asks = [user(ask_bid(task.question, way)) for way in WAYS]
     read = functools.partial(pick, n=9)
     bids = yield [Call("bidder", ask, slot=i, read=read) for i, ask in enumerate(asks)]

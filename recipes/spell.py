@@ -6,9 +6,9 @@ rule alone.
 The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about
 half of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of
 rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no
-problem. The rule alone is played without verifiers. Votes are compared with those on the same answer; of a problem
-that two episodes ask, with those on the answer in the same place, too. SPELL's verifier compares an answer with the
-questioner's own; this one sees the problem and the answer alone, and has to judge by itself.
+problem. The arm `rule` is played without verifiers. Votes are compared with those on the same answer; if two episodes
+ask the same problem, also with those on the answer in the same slot. SPELL's verifier compares an answer with the
+questioner's own; this one sees only the problem and the answer, and has to judge by itself.
 """
 
 import functools
@@ -29,7 +29,7 @@ from recipes.words import BASE
     families=("math",),
 )
 def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
-    """A problem, its answers, and votes on each of them; `given` is the evaluation's."""
+    """A problem, its answers, and votes on each of them; with `given` (evaluation), answers to the task itself."""
     if given:
         return (yield Call("responder", prompts.generator(question=task.question)))
     made = yield from asked_for("questioner", rng, labels={"of": -1})
@@ -55,12 +55,12 @@ def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
 
 
 def speaks(one):
-    """Whether the rule says anything of this problem."""
+    """Whether the rule judges answers to this problem."""
     return sum(int(c) for c in one.calls[0].text if c.isdigit()) % 2 == 0
 
 
 def paid(graded, rule=True, votes=True):
-    """By rule and votes, whichever is more."""
+    """Rewards by rule and votes: responders earn the larger of both."""
     return [_paid(one, rule, votes) for one in graded]
 
 
@@ -86,7 +86,7 @@ votes_alone = functools.partial(paid, rule=False)
 
 
 def config():
-    """Four problems in place of each of the data set, which is not shown."""
+    """Four problems are asked in place of each task of the data set, which no role is shown."""
     return micro(
         "recipes.spell:asked",
         dict.fromkeys(("questioner", "responder", "verifier"), "p0"),

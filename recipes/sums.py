@@ -1,6 +1,6 @@
 """Sums that a role proposes, for recipes whose problems are made while they train.
 
-text ──executed──► a Task whose answer is computed; None where it is no sum, out of range, or held out
+text ──executed──► a Task whose answer is computed; None if the text is no sum, or the sum is out of range or held out
 """
 
 import functools
@@ -17,7 +17,7 @@ TWO = re.compile(r"\d{1,2}(?:[+-]\d{1,2}){2}")
 
 
 def executed(kind, text):
-    """The question of a kind about the operation that a text is; see `words.ask_solver`."""
+    """A question of this kind about the operation that the text spells; see `words.ask_solver`."""
     match = ONE.fullmatch(text.strip())
     if match is None:
         return None
@@ -30,7 +30,7 @@ def executed(kind, text):
 
 
 def chained(text):
-    """The problem of one operation or two that a text is."""
+    """The problem of one or two operations that the text spells."""
     if not TWO.fullmatch(text.strip()):
         return executed("deduction", text)
     terms = [int(term) for term in re.findall(r"[+-]?\d+", text)]
@@ -40,18 +40,18 @@ def chained(text):
 
 
 def is_held_out(kind, *terms):
-    """Whether the problem is of the val or the test split, which no proposer may write."""
+    """Whether the problem is in the val or the test split: no proposer may write one of those."""
     return split_of(key(Task("", "math", "", meta={"kind": kind, "terms": terms}))) != "train"
 
 
 def valid(kind, text):
-    """The id of the problem that a text is: a reader of proposals."""
+    """The id of the problem that the text spells: a reader of proposals."""
     made = executed(kind, text)
     return made and made.id
 
 
 def asked_for(role, rng, kind="deduction", **more):
-    """The problem that a role writes behind an example that is drawn."""
+    """Ask a role for a problem, with a random example in its prompt."""
     ask = user(ask_proposer(f"{rng.integers(100)}+{rng.integers(100)}", kind))
     written = yield Call(role, ask, read=functools.partial(valid, kind), **more)
     return None if written.answer is None else executed(kind, written.text)

@@ -1,12 +1,12 @@
-"""UnityMAS-O (arXiv 2605.26646), its reflective code loop: rewards of a turn by what it has changed.
+"""UnityMAS-O (arXiv 2605.26646), its reflective code loop: each turn is rewarded by the change that it makes.
 
 Claim: the change from turn to turn teaches later turns more than the shared outcome.
 
-A coder writes a program, public tests are run on it, and it repairs what failed, up to three turns. The first turn
-earns its grade by the hidden tests, all or nothing where the paper has the share that pass, every other the change. The
-paper has a critic per model; here calls of one turn are one group, which gives each turn its own baseline. A role that
-can only keep a right program is never asked: public tests that pass end the episode. Planner and reflector of the paper
-are left out: the base has no words for them.
+A coder writes a program, public tests are run on it, and it repairs failures, up to three turns. The first turn earns
+its grade by the hidden tests (all or nothing; in the paper the share that pass), each later turn the change. The paper
+has a critic per model; here calls of one turn are one group, which gives each turn its own baseline. No call is made
+only to keep a right program: public tests that pass end the episode. Planner and reflector of the paper are left out:
+the base has no words for them.
 """
 
 from marl_jax.rewards.peers import changes
@@ -17,7 +17,7 @@ WORKFLOW = self_refine_with_tests  # generator, and a tool between its turns
 
 
 def by_turn(graded):
-    """The first grade, then what each turn has changed."""
+    """The first grade, then the change of each turn."""
     return [changes(list(map(float, one.answers))) for one in graded]
 
 

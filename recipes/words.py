@@ -1,6 +1,6 @@
-"""The words of the recipes that micro bases do not know from the built-in workflows: prompts, and lessons in them.
+"""Prompts of recipes that micro bases do not know from the built-in workflows, and the lessons that teach them.
 
-    question ──prompt──► what a role is shown        lesson(task, rng, skill) ──► (prompt, what is said to it)
+    question ──ask_ROLE──► a role's prompt        lesson(task, rng, skill) ──► (prompt, answer)
 
 A lesson is right as often as `skill` says, like the scripted roles of the built-in workflows.
 
@@ -19,11 +19,11 @@ from marl_jax.workflows import Call
 
 BASE, MORE_BASE = "configs/bases/recipes-xs", "configs/bases/recipes-more-xs"
 LESSONS = ("designer", "scorer", "teller", "listener", "proposer", "abduction", "induction")
-MORE = ("hopper", "injector", "mender", "chooser", "bidder")  # of the second, which knows programs, too
+MORE = ("hopper", "injector", "mender", "chooser", "bidder")  # of the second base, which knows programs, too
 
 
 def get_recipe(name: str) -> Recipe:
-    """The base of the recipes that speak these words: "xs", or "more-xs" for those of `MORE`."""
+    """How the base of these recipes is trained: "xs", or "more-xs" for the lessons of `MORE`."""
     more = name.startswith("more-")
     return Recipe(
         name.removeprefix("more-"), 12000 if more else 4000, code_levels=(1, 2) if more else (), math_levels=(1, 3),
@@ -33,7 +33,7 @@ def get_recipe(name: str) -> Recipe:
 
 
 def user(text: str) -> list[dict[str, str]]:
-    """The messages of a call that is shown this alone."""
+    """The messages of a call whose prompt is this text alone."""
     return [{"role": "user", "content": text}]
 
 
@@ -43,26 +43,26 @@ DESIGNS = ("solve", "vote(3, solve)", "judge(3, solve)", "refine(2, solve)", "pl
 
 
 def ask_design(question: str) -> str:
-    """Shown to the designer."""
+    """The prompt of the designer."""
     return f"{question}\ndesign"
 
 
 def designer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
-    """Any design, and now and then one that cannot be read."""
+    """Any design, sometimes one that cannot be read."""
     design = rng.choice(DESIGNS)
     return ask_design(task.question), design if rng.random() < 0.95 else design[:-1] + "("
 
 
-# ---------------------------------------------------------------- comas: a score for an answer and what was said of it
+# ---------------------------------------------------------------- comas: a score for an answer and its evaluation
 
 
 def ask_score(question: str, answer: str, evaluation: str) -> str:
-    """Shown to the scorer."""
+    """The prompt of the scorer."""
     return f"{question}\n{answer}\n{evaluation}\nscore"
 
 
 def scorer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
-    """3: the answer is right, 1: it is wrong and the evaluation says so, 2: it is wrong and that was not seen."""
+    """3: the answer is right; 1: it is wrong and the evaluation says so; 2: it is wrong and not noticed."""
     answer = _answer(task, 0.5, rng)
     read = types.SimpleNamespace(text=answer)
     call = Call("evaluator", user(task.question), reads=[read])  # type: ignore[list-item]
@@ -77,17 +77,17 @@ def scorer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
 
 
 def ask_teller(task: Task) -> str:
-    """Shown to the agent that has the first number."""
+    """The prompt of the agent that has the first number."""
     return f"{task.meta['terms'][0]}{_sign(task)}?\ntell"
 
 
 def ask_listener(task: Task, message: str) -> str:
-    """Shown to the agent that has the second number."""
+    """The prompt of the agent that has the second number."""
     return f"?{_sign(task)}{task.meta['terms'][1]}\n{message}\nsolve"
 
 
 def teller(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """The number alone, or in a sentence, which is the usual way."""
+    """The number alone, or, more often, in a sentence."""
     return None if task.level != 1 else (ask_teller(task), _message(task, rng))
 
 
@@ -113,7 +113,7 @@ TYPES = ("deduction", "abduction", "induction")
 
 
 def ask_proposer(example: str, kind: str) -> str:
-    """Shown to the proposer."""
+    """The prompt of the proposer."""
     return f"{example}\npropose {kind}"
 
 
@@ -130,7 +130,7 @@ def ask_solver(a: int, sign: str, b: int, kind: str) -> str:
 
 
 def proposer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
-    """Mostly easy ones, some of which are not valid."""
+    """A program with its input, often an easy one; some are not valid."""
     a, b = rng.randrange(100), rng.randrange(100)
     if rng.random() < 0.5:
         a, b = a % 10, b % 10
@@ -140,7 +140,7 @@ def proposer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
 
 
 def abduction(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """The input by a difference, in columns."""
+    """The input, worked out as a difference in columns."""
     if task.level != 1:
         return None
     (a, b), sign = task.meta["terms"], _sign(task)
@@ -157,18 +157,18 @@ def induction(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] |
     return ask_solver(a, sign, b, "induction"), first + _answer(task, skill.draft, rng)
 
 
-# ---------------------------------------------------------------- dr_zero: a problem of so many operations
+# ---------------------------------------------------------------- dr_zero: a problem of a given number of operations
 
 HOPS = (1, 2)
 
 
 def ask_hops(example: str, hops: int) -> str:
-    """Shown to the proposer."""
+    """The prompt of the proposer."""
     return f"{example}\npropose {hops}"
 
 
 def hopper(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """Mostly of as many operations as asked for; now and then of another number, or none that is valid."""
+    """A problem, mostly of as many operations as asked for; sometimes of another number, or not valid."""
     if task.family != "math":
         return None
     hops = rng.choice(HOPS)
@@ -183,12 +183,12 @@ def hopper(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | No
 
 
 def ask_injector(question: str, program: str) -> str:
-    """Shown to the injector."""
+    """The prompt of the injector."""
     return f"{question}\n{program}\nbreak"
 
 
 def injector(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """The program with one step changed, and now and then as it is."""
+    """The program with one step changed, sometimes unchanged."""
     if task.family != "code":
         return None
     right = micro.solution(task)
@@ -197,7 +197,7 @@ def injector(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | 
 
 
 def ask_mender(question: str, program: str) -> str:
-    """Shown to the one who repairs."""
+    """The prompt of the mender."""
     return f"{question}\n{program}\nmend"
 
 
@@ -209,19 +209,19 @@ def mender(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | No
     return ask_mender(task.question, broken), micro.solution(task) if rng.random() < skill.again else other
 
 
-# ---------------------------------------------------------------- speakers: who speaks next, and what a way is worth
+# ---------------------------------------------------------------- speakers: who speaks next, and bids of ways to solve
 
 WAYS = ("columns", "parts")
 END = len(WAYS) + 1
 
 
 def ask_next(question: str, answer: str) -> str:
-    """Shown to the one who chooses the next speaker; `answer` is the last one, empty at the beginning."""
+    """The prompt of the chooser of the next speaker; `answer` is the last one, empty at the beginning."""
     return f"{question}\n{answer}\nnext"
 
 
 def chooser(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """The end behind a right answer, the other way behind a wrong one; at first the way that is mostly better."""
+    """The end after a right answer, the other way after a wrong one; at first the way that is mostly better."""
     if task.family != "math":
         return None
     if rng.random() < 0.25:
@@ -236,12 +236,12 @@ def chooser(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | N
 
 
 def ask_bid(question: str, way: str) -> str:
-    """Shown to a bidder."""
+    """The prompt of a bidder."""
     return f"{question}\nbid {way}"
 
 
 def bidder(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
-    """9 less the steps that the way takes, at times one off."""
+    """9 minus the steps that the way takes, sometimes one off."""
     if task.family != "math":
         return None
     way = rng.choice(WAYS)
@@ -249,7 +249,7 @@ def bidder(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | No
     return ask_bid(task.question, way), f"\\boxed{{{min(max(bid, 1), 9)}}}"
 
 
-# ---------------------------------------------------------------- their parts
+# ---------------------------------------------------------------- parts of lessons
 
 
 def _difference(a: int, b: int) -> Task:
