@@ -4,11 +4,11 @@ Claim: solvers get better on held-out problems without a single given one, and a
 further than one paid for any valid problem, one paid by difficulty alone, or one that does not learn; whitening by role
 and type beats one whitening of all.
 
-A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b where the value is shown, induction
-for its value where two pairs show what is done to a. The executor parses what is written, refuses what is out of
+A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b given the value, and induction for its
+value given two pairs that show the operation on a. The executor parses the text, refuses problems that are out of
 range or held out, and computes the answer. Probes measure how often a problem is solved and are not trained on;
-solvers learn from problems of the buffer. One whitening is of all calls that train. The test problems are sums and
-differences of the test split, which are deductions.
+solvers learn from problems of the buffer. `one whitening` whitens all calls that train together. The test problems are
+sums and differences of the test split, which are deductions.
 """
 
 import functools
@@ -26,7 +26,7 @@ from recipes.words import BASE, TYPES, ask_proposer, user
     families=("math",),
 )
 def self_play(task, prompts, *, rng, tries=4, given=False):
-    """A problem of the buffer, or a given one, is solved; in place of any other one is proposed and probed."""
+    """A problem of the buffer, or a given one, is solved; instead of any other task, one is proposed and probed."""
     if given or task.id.startswith("made/"):
         labels = {"type": task.meta.get("type", "deduction"), "over": "trained"}
         ask = prompts.generator(question=task.question)
@@ -49,7 +49,7 @@ def self_play(task, prompts, *, rng, tries=4, given=False):
 
 
 def paid(graded, worth):
-    """A solver: 1, -0.5 for a wrong answer, -1 for none. A proposer: -1 for what is not valid, else `worth` of a."""
+    """A solver: 1, -0.5 for a wrong answer, -1 for none. A proposer: -1 for an invalid problem, else `worth` of a."""
     return [[_paid(one, i, worth) for i in range(len(one.calls))] for one in graded]
 
 
@@ -77,7 +77,7 @@ def difficulty(graded):
 
 
 def config():
-    """Half of the problems are proposed, half are of the buffer; those of the data set are not shown."""
+    """Half of the problems are proposed, half are from the buffer; no role is shown those of the data set."""
     return micro(
         "recipes.absolute_zero:self_play",
         dict.fromkeys(("proposer", "probe", "solver"), "p0"),

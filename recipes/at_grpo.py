@@ -1,13 +1,13 @@
-"""AT-GRPO (arXiv 2510.11062): candidates from one state, compared with each other, and the best of them gone on from.
+"""AT-GRPO (arXiv 2510.11062): candidates from one state are compared with each other, and the best one is continued.
 
 Claim: groups of candidates of one role in one turn from one state teach more than groups of calls whose prompts differ.
 
 At each turn eight candidates answer one prompt, each is scored, and the next turn begins from the best (`best`) or
-from the first (`first`). Without the tree (`apart`), eight episodes of one candidate are played in place of one of
+from the first (`first`). Without the tree (`apart`), eight episodes of one candidate are played instead of one of
 eight, and the calls of a role and turn are one group although their prompts differ after the first turn. So all groups
-and all turns have up to eight calls; an approved draft ends the turns of all eight candidates, or of its own episode. A
-reward is the call's own work alone: an outcome would be one for all candidates of a tree, and not of eight episodes, so
-that the control would learn from another reward. Evaluated with one candidate.
+and all turns have up to eight calls; an approved draft ends the turns of all eight candidates, or of its own episode.
+Calls are rewarded only for their own work: all candidates of a tree would share one outcome, but eight episodes would
+not, so that the control would learn from another reward. Evaluated with one candidate.
 """
 
 import functools
@@ -27,7 +27,7 @@ def score(task, draft):
 
 
 def says(wanted, look):
-    """Whether a verdict is this one."""
+    """Whether a look has the wanted verdict."""
     return look.answer == wanted
 
 
@@ -37,7 +37,7 @@ def says(wanted, look):
     counts=("candidates", "turns"),
 )
 def from_one_state(task, prompts, *, candidates=8, turns=2, best=True):
-    """A draft, then criticism and revision by turns; without criticism where the draft is approved."""
+    """A draft, then criticism and revision in turn, until a draft is approved."""
     slots = range(candidates)
 
     def choose(tries, worth):

@@ -1,11 +1,11 @@
-"""CoRe-Code (arXiv 2605.24812): a planner and a coder, trained one after the other on what their programs pass.
+"""CoRe-Code (arXiv 2605.24812): a planner and a coder, trained one after the other by whether their programs pass.
 
 Claim: a stage for the planner with the coder frozen, then one for the coder with the planner frozen, reaches more than
 either stage alone.
 
-Each plan is coded four times and earns the mean of what its programs earn; programs of one plan are compared with each
-other. The paper weighs them by a sigmoid whose formula is not published, and adds terms for time and memory, which
-these programs do not tell apart: both are left out.
+Each plan is coded four times and earns the mean reward of its programs; programs of one plan are compared with each
+other. The paper weighs them by a sigmoid whose formula is not published, and adds terms for time and memory, in which
+these programs do not differ: both are left out.
 """
 
 from marl_jax.workflows import Call, Fork, planner, solver, workflow
@@ -15,7 +15,7 @@ from recipes.recipe import Claim, Recipe, Trained, micro
 
 @workflow(roles={"planner": planner, "coder": solver}, families=("code",), counts=("codes",))
 def planned(task, prompts, *, codes=4):
-    """A plan in words, and so many programs of it."""
+    """A plan in words, and `codes` programs that follow it."""
     ask = prompts.planner(question=task.question)
     plan = yield Call("planner", ask, read=whole)
     yield Fork(codes)
@@ -41,7 +41,7 @@ def config():
 
 
 def obeyed(trained: Trained) -> float:
-    """The share of plans whose steps are those of the program that was made of them."""
+    """The share of programs whose steps are those of their plan."""
     table, plans = trained.table, {}
     same = []
     for row, text in enumerate(table.text):

@@ -3,9 +3,9 @@
 Claim: under one mean and deviation for all roles of a problem, the second moment of role k's gradient is multiplied by
 (sigma_k^2 + (mu_k - mu)^2) / sigma^2; normalised by role it is not, which trains more steadily and reaches more.
 
-`factor/ROLE` is measured: in a phase in which nothing moves, both arms see the same calls; it is the mean square of the
-advantages under the problem's normalisation over that under the role's. `squared/ROLE` is the same of the squared norm
-of the role's part of the gradient, and `formula/ROLE` what the formula says of the same rewards.
+`factor/ROLE` is measured in a phase that trains nothing, so that both arms see the same calls: it is the mean square of
+the advantages under the problem's normalisation over that under the role's. `squared/ROLE` is the mean squared norm of
+the role's part of the gradient there, and `formula/ROLE` the factor by the formula for the same rewards.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ ROLES = ("solver", "verifier")
 
 @workflow(roles={"solver": solver, "verifier": judge}, counts=("loops",))
 def solver_verifier(task, prompts, *, loops=2):
-    """Approval ends it, whether or not it is deserved; the last draft is not verified."""
+    """Approval ends the loop, whether or not it is deserved; the last draft is not verified."""
     look = None
     for loop in range(loops):
         if look is None:
@@ -41,7 +41,7 @@ def solver_verifier(task, prompts, *, loops=2):
 
 
 def config():
-    """A probe of five steps in which nothing moves, then training."""
+    """A probe of five steps that trains nothing, then training."""
     return micro(
         "recipes.dr_mas:solver_verifier",
         dict.fromkeys(ROLES, "p0"),
@@ -61,7 +61,7 @@ def config():
 
 
 def formula(role, trained: Trained) -> float:
-    """The factor by the formula, over the problems of the probe: their mean."""
+    """The mean factor by the formula over the problems of the probe."""
     factors = []
     for table in trained.collected():
         mine = table.having(role=role)
@@ -86,7 +86,7 @@ def factor(role, trained: Trained) -> float:
 
 
 def spikes(trained: Trained) -> float:
-    """The largest norm of the gradient over the usual one."""
+    """The largest norm of the gradient over the median norm."""
     norms = [line["policy/p0/grad_norm"] for line in trained.lines if line.get("phase") == "train"]
     return float(np.max(norms) / np.median(norms)) if norms and np.median(norms) else float("nan")
 

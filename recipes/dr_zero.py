@@ -3,16 +3,16 @@
 Claim: one proposal of each prompt, normalised over all prompts of as many hops, teaches as much as four proposals of
 one prompt that are compared with each other, for a quarter of the solver's calls.
 
-A hop is an operation: the proposer is shown a problem and asked for one with one or two. What it writes is executed,
-and refused where it is held out. Of n tries k are right: the proposer earns (n - k) / (n - 1) where 0 < k < n, else 0,
-and half of its form: a problem at all, of as many hops as asked for. All arms make as many solver's calls a step, but
-for proposals that are refused. Proposer and solver train in turn, five steps each; `frozen proposer` has the same
-turns, the proposer's at a learning rate of 0.
+A hop is an operation: the proposer is shown a problem and asked for one with one or two operations. The executor
+computes its answer, and refuses held-out problems. If k of n tries are right, the proposer earns (n - k) / (n - 1) for
+0 < k < n, else 0, plus half of a score for form: a problem at all, of as many hops as asked for. All arms make as many
+solver's calls per step, but for refused proposals. Proposer and solver train in turn, five steps each; `frozen
+proposer` has the same turns, the proposer's at a learning rate of 0.
 
-Departs from the paper: there are no documents and no search. One hop or two are asked for, 2 : 1, there one to four,
-4 : 3 : 2 : 1. The answer is computed, there the proposer writes it. Form has two parts, there four. The solver learns
-from problems that are proposed in the same step, there from those written before its turn. The proposer's turns are of
-5 steps, there of 50.
+Departs from the paper: there are no documents and no search. One hop or two are asked for, 2 : 1 (paper: one to four,
+4 : 3 : 2 : 1). The answer is computed (paper: written by the proposer). Form has two parts (paper: four). The solver
+learns from problems proposed in the same step (paper: written before its turn). The proposer's turns are of 5 steps
+(paper: 50).
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ ASKED = (1, 1, 2)  # hops, in this ratio
 
 
 def hops_of(text):
-    """The operations in a text."""
+    """The number of operations in a text."""
     return sum(text.count(sign) for sign in "+-")
 
 
@@ -37,7 +37,7 @@ def _valid(text):
 
 @workflow(roles={"proposer": team, "solver": solver(slots="tries")}, families=("math",), counts=("tries",))
 def proposed(task, prompts, *, tries=5, by_hops=True, given=False):
-    """A problem of as many hops as the one shown decides, and tries at it; `given` is the evaluation's."""
+    """A proposed problem, whose hops the shown task sets, and tries at it; with `given` (evaluation), the task itself."""
     if given:
         return (yield Call("solver", prompts.generator(question=task.question)))
     hops = ASKED[sum(map(ord, task.question)) % len(ASKED)]
@@ -53,7 +53,7 @@ def proposed(task, prompts, *, tries=5, by_hops=True, given=False):
 
 
 def paid(graded):
-    """A solver: its grade. A proposer: difficulty and form."""
+    """A solver earns its grade, a proposer by difficulty and form."""
     return [_paid(one) for one in graded]
 
 

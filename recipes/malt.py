@@ -3,10 +3,10 @@
 Claim: supervised learning on calls of value above one half helps, and pairs of one parent for verifier and refiner add
 to it.
 
-The value of a call is the mean outcome of the paths below it. Pairs are a good and a bad call behind one prompt: of
-values in thirds, those more than a third apart. The
-twin on the policy's own samples (`grpo`) compares siblings by the same values, and is compared at the step at which it
-has sampled as much as the tree: whether pairs add anything to the tree. Evaluated in one pass.
+The value of a call is the mean outcome of the paths below it. A pair is a good and a bad call after one prompt; values
+are in thirds, and differ by more than a third in a pair. The arm that learns on its own samples (`grpo`) compares
+siblings by the same values, and is compared at the step at which it has sampled as many tokens as the tree: do pairs
+add anything to the tree? Evaluated in one pass.
 """
 
 from marl_jax.workflows import Call, Fork, judge, solver, workflow
@@ -22,7 +22,7 @@ TREES = 20  # steps of 16 problems
     counts=("verifiers", "refiners"),
 )
 def chain(task, prompts, *, verifiers=3, refiners=3):
-    """A draft, so many verdicts on it, and of each so many answers in the end."""
+    """A draft, `verifiers` verdicts on it, and `refiners` final answers after each verdict."""
     draft = yield Call("generator", prompts.generator(question=task.question), keep=True)
     yield Fork(verifiers)
     ask = prompts.evaluator(question=task.question, answer=draft)
@@ -77,7 +77,7 @@ RECIPE = Recipe(
     arms={
         "sft and dpo": {},
         "sft": {"phases": [STILL, SFT], "steps": 3 * TREES},
-        # Longer than the tree and with each step kept, so that the tokens of the tree are what all are compared at.
+        # Longer than the tree and with every step saved, so that all arms are compared at the tree's tokens.
         "grpo": {"phases": [], "steps": 2 * TREES, "checkpoints.every": 1, "checkpoints.keep_every": 1},
     },
     claims=(

@@ -1,13 +1,13 @@
-"""MetaAgent-X (arXiv 2605.14212): a designer writes how agents work together, executors play it, both learn.
+"""MetaAgent-X (arXiv 2605.14212): a designer writes how agents work together, executors play the design, both learn.
 
 Claim: training executors and designer in stages reaches more than training them at once, and four designs with four
 executions each teach the designer more than sixteen designs with one.
 
-A design is a line in the language of `marl_jax.workflows.designs`, interpreted and bounded in calls. An execution
-earns its outcome less a little for every call (a cost of this recipe, not of the paper), the designer what its
-executions earn on average. What cannot be read earns less than any execution does, so that silence is never what pays
-best. Executors' calls are compared over all executions of a problem. The oracle takes for each level of problems the
-design that does best there on one half of the problems, and is measured on the other, both ways round.
+A design is a line in the language of `marl_jax.workflows.designs`, interpreted, with a bound on its calls. An execution
+earns its outcome minus a small cost for every call (of this recipe, not of the paper), the designer the mean of its
+executions. An unreadable design earns less than any execution does, so that writing none never pays best. Executors'
+calls are compared over all executions of a problem. The oracle takes, for each level of problems, the design that does
+best there on one half of the problems, and is measured on the other half, both ways round.
 """
 
 import functools
@@ -22,8 +22,8 @@ from recipes.words import BASE, DESIGNS, ask_design, user
 
 RULES = {"judge": "judge", "critic": "critic", "planner": "planner", "*": "executor"}
 EXECUTORS = ["executor", "judge", "critic", "planner"]
-MOST = 8  # calls of a design
-COST = 0.02  # of a call
+MOST = 8  # most calls of a design
+COST = 0.02  # cost of a call
 
 
 @workflow(
@@ -32,7 +32,7 @@ COST = 0.02  # of a call
     counts=("executions",),
 )
 def designed(task, prompts, *, executions=4, design=""):
-    """One design, played so many times; `design` is one that is given."""
+    """One design, played `executions` times; a given `design` replaces the designer's."""
     written = design
     if not design:
         ask = user(ask_design(task.question))
@@ -45,7 +45,7 @@ def designed(task, prompts, *, executions=4, design=""):
 
 
 def worth(graded):
-    """The outcome, less what the calls cost; of a design that cannot be read, less than of any other."""
+    """The outcome minus the cost of the calls; for an unreadable design the cost is higher than for any other."""
     unread = lambda one: one.calls[0].role == "designer" and one.calls[0].answer is None
     return [one.outcome - COST * (MOST + 1 if unread(one) else len(one.calls) - 1) for one in graded]
 
@@ -105,7 +105,7 @@ def oracle(trained: Trained) -> float:
 
 @over_problems
 def value(table):
-    """What an episode is worth: its outcome less the cost of its calls."""
+    """The value of an episode: its outcome minus the cost of its calls."""
     return np.array([episode.outcome for episode in table.bare_episodes]) - COST * (
         np.bincount(table.episode) - 1
     )

@@ -4,10 +4,10 @@ Claim: a price on tokens keeps the accuracy and shortens what is said, and a ter
 the base model's language.
 
 One agent has the first number and tells it; the base mostly says it in a sentence of ten words. The other has the
-second number and answers. Reward: the outcome, less 0.5 x the tokens of the conversation over the longest one of the
-problem. Readability is what the base finds likely: half of e^(mean log-prob of the message) is added (the paper: the
-inverse of the negative log-likelihood, which has no bound). The arm `tokens and readable` has a KL anchor on the teller
-in its place. `strange` is the share of messages in neither of the two forms that the base knows.
+second number and answers. Reward: the outcome, minus 0.5 x the tokens of the conversation over those of the problem's
+longest one. Readability is likelihood under the base: half of e^(mean log-prob of the message) is added (in the paper
+the inverse of the negative log-likelihood, which has no bound). The arm `tokens and readable` has a KL anchor on the
+teller instead. `strange` is the share of messages in neither of the two forms that the base knows.
 """
 
 import math
@@ -27,7 +27,7 @@ KNOWN = re.compile(r"(the first number that i have is )?\d+")
 
 @workflow(roles={"teller": team, "listener": solver}, families=("math",))
 def told(task, prompts):
-    """A message, and the answer of the one who reads it."""
+    """The teller's message, and the answer of the listener who reads it."""
     ask = user(ask_teller(task))
     message = yield Call("teller", ask, read=whole)
     ask = user(ask_listener(task, str(message)))
@@ -40,14 +40,14 @@ def correct(graded):
 
 
 def brief(graded):
-    """The outcome less the price of the conversation; `graded` are the episodes of one problem."""
+    """The outcome minus the price of the conversation; `graded` are the episodes of one problem."""
     spent = [sum(len(call.tokens) for call in one.calls) for one in graded]
     most = max(spent)
     return [one.outcome - PRICE * tokens / most for one, tokens in zip(graded, spent)]
 
 
 def likely(graded):
-    """The same, and half of how likely the base finds the message."""
+    """The reward of `brief` plus half of the message's likelihood under the base."""
     heard = mean_logprobs(BASE, [one.calls[0] for one in graded])
     return [worth + LIKELY * math.exp(mean) for worth, mean in zip(brief(graded), heard)]
 

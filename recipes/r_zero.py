@@ -2,19 +2,19 @@
 
 Claim: pseudo-labels drift away from the truth as training goes on, and leaving out questions whose majority is too
 large or too small slows it. Here the truth is known to the executor, so drift is measured and not estimated. Agent0's
-ADPO (arXiv 2511.16043) trusts a small majority less in place of leaving it out, and lets its calls move further; with
-one update a step, as here, nothing is clipped, so that its weights alone are compared.
+ADPO (arXiv 2511.16043) gives a small majority less weight instead of leaving it out, and a wider clip range; with one
+update per step, as here, nothing is clipped, so that only its weights are compared.
 
-The challenger earns min(s, 1 - s) for the share s of the solver's answers that agree, less the share of its batch that
-is near to its question, and -1 for what is no question. A solver earns 1 for the majority's answer. They are two
+The challenger earns min(s, 1 - s) for the share s of the solver's answers that agree, minus the share of its batch that
+is near to its question, and -1 for a text that is no question. A solver earns 1 for the majority's answer. They are two
 policies that train in turn, five steps each; `frozen challenger` has the same turns, the challenger's at a learning
-rate of 0. The band leaves out questions of s outside of 0.3 to 0.8. Where all answers agree, advantages are 0 without
-it, too, so that what it leaves out besides are questions of which no two answers agree.
+rate of 0. The band leaves out questions with s outside of 0.3 to 0.8. If all answers agree, advantages are 0 without
+the band, too, so that it only changes questions of which no two answers agree.
 
-Departs from the paper: answers vote on the label that they learn from, which there is fixed before the solver's turn.
-A question that two episodes ask has a label in each, but its answers are one group, in which those of an episode that
-is left out count as wrong. The solver's turns are as long as the challenger's, there three to four times as long.
-Questions are near by runs of three characters, not by BLEU; what is no question pays nothing for it. No KL.
+Departs from the paper: answers vote on the label that they learn from; in the paper it is fixed before the solver's
+turn. A question that two episodes ask has a label in each, but its answers are one group, in which those of an episode
+that is left out count as wrong. The solver's turns are as long as the challenger's, not three to four times as long.
+Nearness is by runs of three characters, not by BLEU, and a text that is no question pays nothing for it. No KL.
 """
 
 import functools
@@ -34,7 +34,7 @@ BAND = (0.3, 0.8)
     roles={"challenger": team, "solver": solver(slots="answers")}, families=("math",), counts=("answers",)
 )
 def challenged(task, prompts, *, rng, answers=5, given=False):
-    """A question that is written and answered so many times; `given` is the evaluation's."""
+    """A question is written, and answered `answers` times; with `given` (evaluation), the task itself is answered."""
     if given:
         return (yield Call("solver", prompts.generator(question=task.question)))
     made = yield from asked_for("challenger", rng)
@@ -45,7 +45,7 @@ def challenged(task, prompts, *, rng, answers=5, given=False):
 
 
 def paid(graded, band=None):
-    """All episodes of a step."""
+    """Rewards of all episodes of a step."""
     written = [one.calls[0].text for one in graded]
     near = crowding(written, near=0.9)
     return [_paid(one, common, band) for one, common in zip(graded, near)]
@@ -61,12 +61,12 @@ def _paid(one, common, band):
 
 
 def banded(graded):
-    """The same, with the band."""
+    """The rewards of `paid`, with the band."""
     return paid(graded, BAND)
 
 
 def adpo(table):
-    """By the share of answers that agree: weight 0.6 to 1, upper clip 0.3 to 0.2; challengers as ever."""
+    """Solvers' weight (0.6 to 1) and upper clip (0.3 to 0.2) by the share of answers that agree; challengers: 1, 0.28."""
     solver = table.having(role="solver") & (table.length > 0)
     groups = table.group[solver]
     share = np.bincount(groups, table.reward[solver])[groups] / np.bincount(groups)[groups]
@@ -81,7 +81,7 @@ SOLVER = {"steps": 5, "name": "solver", "policies": ["p1"], "collect": True}
 
 
 def config():
-    """Five steps of one, five of the other, four times."""
+    """Five steps of the challenger, five of the solver, four times."""
     return micro(
         "recipes.r_zero:challenged",
         {"challenger": "p0", "solver": "p1"},
@@ -95,7 +95,7 @@ def config():
 
 
 def label_accuracy(tables, every=False):
-    """The share of labels that are true, by the executor: of those that raise an answer, or of every question."""
+    """The share of labels that the executor finds true, among labels that raise an answer, or among all."""
     right = []
     for table in tables:
         teaching = {*table.episode[table.having(role="solver") & (table.advantage > 0)].tolist()}
@@ -108,13 +108,13 @@ def label_accuracy(tables, every=False):
 
 
 def early(trained: Trained, every: bool = False) -> float:
-    """Of the first quarter of the solver's steps."""
+    """The label accuracy in the first quarter of the solver's steps."""
     tables = trained.collected()
     return label_accuracy(tables[: max(len(tables) // 4, 1)], every)
 
 
 def late(trained: Trained, every: bool = False) -> float:
-    """Of the last quarter, up to the step that is compared."""
+    """The label accuracy in the last quarter, up to the step that is compared."""
     tables = trained.collected()
     return label_accuracy(tables[-max(len(tables) // 4, 1) :], every)
 

@@ -1,11 +1,11 @@
-"""SEVerA (arXiv 2603.25111, abstract alone): calls under a contract, retried, with a fallback that always holds it.
+"""SEVerA (arXiv 2603.25111, only its abstract): calls under a contract, with retries, and a fallback that keeps it.
 
 Claim: with retries and a fallback no answer ever breaks the contract, whatever training does to the model.
 
 The contract: the answer can be read as an integer of at most four digits. A call that breaks it is made again, at most
-twice; then the answer is 0, which is no call and trains nothing. Rejected calls are rows like any other: in `contract`
-they earn -1, in `rejected as accepted` what the episode earns, as if they had been taken, and in `rejected left out`
-they weigh nothing.
+twice; then the answer is 0, which is no call and trains nothing. Rejected calls are rows like all others: they earn -1
+in `contract`, the episode's reward in `rejected as accepted`, as if they had been accepted, and have weight 0 in
+`rejected left out`.
 """
 
 import re
@@ -20,14 +20,14 @@ FALLBACK = "0"
 
 
 def holds(text):
-    """The answer of a text that keeps the contract; None of one that breaks it."""
+    """The answer of a text that keeps the contract; None for a text that breaks it."""
     answer = (extract_boxed(text) or "").strip()
     return answer if re.fullmatch("-?[0-9]{1,4}", answer) else None
 
 
 @workflow(roles={"generator": solver}, families=("math",))
 def contracted(task, prompts, *, retries=2, fallback=True):
-    """A call until the contract holds; retries are drawn anew, from the same prompt."""
+    """Calls until one keeps the contract; retries are new samples from the same prompt."""
     ask = prompts.generator(question=task.question)
     for _ in range(1 + retries):
         answer = yield Call("generator", ask, read=holds)
@@ -57,7 +57,7 @@ def violations(trained: Trained) -> float:
 
 
 def fallbacks(trained: Trained) -> float:
-    """The share of episodes in which no call kept it."""
+    """The share of episodes in which no call kept the contract."""
     table = trained.table
     kept = np.bincount(table.episode, table.readable, len(table.bare_episodes))
     return float(np.mean(kept == 0))

@@ -1,20 +1,19 @@
 """SPO (arXiv 2401.04056) and SPPO (arXiv 2405.00675): learning from preferences among the policy's own answers.
 
 Claim: the share of the policy's other answers that an answer beats is a reward that withstands preferences that are
-noisy, and cyclic among wrong answers, where the scores of a Bradley-Terry model drift; SPPO's square on the same shares
-withstands them, too.
+noisy, or cyclic among wrong answers, under which the scores of a Bradley-Terry model drift; SPPO's squared loss on the
+same shares withstands them, too.
 
-The oracle prefers right answers. `noisy`: each comparison is turned over with probability 0.3, by a hash of the two
-texts. `cyclic`: of two wrong answers, the one whose last digit is 1 more modulo 3 is preferred, so that they have no
-order.
+The oracle prefers right answers. `noisy`: each comparison is flipped with probability 0.3, by a hash of the two texts.
+`cyclic`: of two wrong answers, the one whose last digit is 1 more modulo 3 is preferred, so that they have no order.
 
 `bt`: the reward is the score of a Bradley-Terry model fitted to the comparisons of the group. All of its answers are
-compared with all others, so the scores have the order of the shares, and only their distances differ. What could drift
-farther is left out: a reward model that is fitted once, across problems, to the answers of an earlier policy.
+compared with all others, so the scores have the order of the shares, and only their distances differ. A reward model
+that is fitted once, across problems, to the answers of an earlier policy could drift farther, and is left out.
 
-SPPO has three iterations (of 14, 14 and 12 steps), each against the policy as it was at its beginning. In the paper an
-iteration samples once, from this policy, and learns from the best and the worst of five answers, with a beta of 0.001;
-here every step samples anew and learns from all eight, with 0.1.
+SPPO has three iterations (of 14, 14 and 12 steps), each against the policy at its beginning. In the paper an iteration
+samples once, from this policy, and learns from the best and the worst of five answers, with a beta of 0.001; here every
+step samples anew and learns from all eight, with 0.1.
 """
 
 import functools
@@ -26,8 +25,8 @@ from marl_jax.rewards.peers import wins
 from recipes.recipe import Claim, Recipe, micro
 
 NOISE = 0.3
-PRIOR = 0.1  # of Bradley-Terry: the precision of its scores about 0, which bounds them
-NEWTON = 10  # steps to their maximum
+PRIOR = 0.1  # precision of the prior of Bradley-Terry scores about 0, which bounds them
+NEWTON = 10  # Newton steps to their maximum
 
 
 def prefers(one, other, noise=0.0, cyclic=False):
@@ -47,7 +46,7 @@ def _style(one):
 
 
 def _chance(one, other):
-    """Between 0 and 1, the same for both orders."""
+    """A hash of both texts between 0 and 1, the same for both orders."""
     texts = sorted(f"{e.sample} {e.calls[0].text}" for e in (one, other))
     return int.from_bytes(hashlib.sha256(f"{one.task.id} {texts}".encode()).digest()[:4], "big") / 2**32
 
@@ -58,29 +57,29 @@ def sure(graded):
 
 
 def noisy(graded):
-    """The same with noise."""
+    """The share of wins by a noisy oracle."""
     return wins(graded, functools.partial(prefers, noise=NOISE))
 
 
 def cyclic(graded):
-    """The same, cyclic among wrong answers."""
+    """The share of wins by an oracle that is cyclic among wrong answers."""
     return wins(graded, functools.partial(prefers, cyclic=True))
 
 
 def bt_noisy(graded):
-    """The score of a Bradley-Terry model of the noisy comparisons."""
+    """The scores of a Bradley-Terry model of the noisy comparisons."""
     return strengths(noisy(graded))
 
 
 def bt_cyclic(graded):
-    """The same of those that are cyclic among wrong answers."""
+    """The scores of a Bradley-Terry model of the cyclic comparisons."""
     return strengths(cyclic(graded))
 
 
 def strengths(shares):
     """Scores s of a group with P(i beats j) = sigmoid(s_i - s_j), most likely given its shares of wins and a prior.
 
-    Where all are compared with all, the likelihood depends on the comparisons through the shares alone.
+    Since all are compared with all, the likelihood depends on the comparisons only through the shares.
     """
     scores, others = np.zeros(len(shares)), ~np.eye(len(shares), dtype=bool)
     for _ in range(NEWTON):

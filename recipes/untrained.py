@@ -1,9 +1,9 @@
-"""Workflows without training, beside the majority of single answers at as many tokens: who talks when, by states, by
-dissent, by likeness.
+"""Workflows without training, compared with a majority of single answers at as many tokens: debate on dissent, a state
+machine, replies by likeness.
 
 Claim: talk that is spent where answers differ (conditional debate, DynaDebate), by a state machine (StateFlow), or
 along a graph of who is most like the others (SelfOrg) is worth more than as many tokens of independent answers.
-`speakers` has those in which it is chosen who talks, on a base that has words for it.
+`speakers` has the workflows in which a role chooses who talks, on a base that knows its prompts.
 """
 
 from marl_jax.rewards.peers import crowding
@@ -26,7 +26,7 @@ def conditional_debate(task, prompts, *, debaters=3):
 
 @workflow(roles=ROLES, families=("math",), counts=("debaters",))
 def likeness(task, prompts, *, debaters=3):
-    """The one that is least like the others hears the one that is most like them, and answers again."""
+    """The debater that is least like the others reads the one that is most like them, and answers again."""
     ask = prompts.debater(question=task.question)
     answers = yield [Call("debater", ask, slot=i, keep=True) for i in range(debaters)]
     common = crowding([answer.text for answer in answers], near=0.3)
@@ -43,7 +43,7 @@ def _reply(prompts, i, answers, heard):
 
 @workflow(roles={"debater": solver, "judge": judge}, families=("math",), counts=("most",))
 def states(task, prompts, *, most=5):
-    """A state machine: answer, check, and answer again until it is approved, in at most so many calls."""
+    """A state machine: answer, check, and answer again until it is approved, in at most `most` calls."""
     state, draft, look = "answer", None, None
     for _ in range(most):
         if state == "answer" and look is None:
@@ -68,12 +68,12 @@ def config():
 
 
 def plays(workflow, *roles):
-    """Another workflow, of these roles, all of one policy."""
+    """The fields of an arm with another workflow, whose roles all have one policy."""
     return {"workflow.name": workflow, "policies.map": dict.fromkeys(roles, "p0")}
 
 
 def majority_of(tokens):
-    """Single answers until so many tokens are sampled, and what most of them say."""
+    """The fields of an arm that samples single answers up to a number of tokens, and returns their majority."""
     return {**plays("single_token_matched", "generator"), "workflow.settings.tokens": tokens}
 
 
