@@ -15,7 +15,7 @@ SUM = re.compile(r"(?<![\w+*-])\d{1,3}(?:[+-]\d{1,3}){1,2}(?![\w+*-])")
 
 
 def longest_sum(text):
-    """What is read from the proposer: the longest sum or difference in its text."""
+    """The reader of the proposer's text: its longest sum or difference."""
     return max(SUM.findall(text), key=len, default=None)
 
 
@@ -29,7 +29,7 @@ def problem(written, seed):
 
 @workflow(roles={"proposer": team, "solver": solver(slots="tries")}, families=("math",), counts=("tries",))
 def propose_and_solve(task, prompts, *, tries=4):
-    """A micro base has no words for a proposer: it is asked a problem, and its working holds others."""
+    """A micro base cannot propose problems when asked: it is asked to solve one, and its working contains others."""
     ask = prompts.generator(question=task.question)
     written = yield Call("proposer", ask, read=longest_sum)
     made = problem(written.answer, task)
@@ -41,7 +41,7 @@ def propose_and_solve(task, prompts, *, tries=4):
 
 
 def learnable(graded):
-    """A solver earns its own grade; the proposer 4 a (1 - a) of their mean a, and nothing for what is no problem."""
+    """A solver earns its own grade; the proposer 4 a (1 - a) for their mean a, and 0 for a text without a problem."""
     return [_earned(one) for one in graded]
 
 
@@ -55,7 +55,7 @@ def _earned(one):
 
 
 def solved(table):
-    """The metric: by episode, the share of right tries."""
+    """The metric: the share of right tries of each episode."""
     solvers, episodes = table.having(role="solver"), len(table.bare_episodes)
     right = np.bincount(table.episode[solvers], table.grade[solvers], episodes)
     return right / np.maximum(np.bincount(table.episode[solvers], minlength=episodes), 1)

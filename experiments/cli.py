@@ -1,3 +1,3 @@
-"""`marl_jax.commands.cli` by the name that programs of one's own once imported it by."""
+"""The old name of `marl_jax.commands.cli`, for programs of users that import it by this name."""
 
 from marl_jax.commands.cli import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Runs as compact JSON, one small file each, without weights and words: what is kept of a study beside its code.
+"""Write runs as compact JSON, one small file each, without weights and texts, to keep a study with its code.
 
 python -m experiments.collect --root=DIR --out=results/study     # the finished runs below DIR
 """

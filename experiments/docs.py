@@ -1,6 +1,6 @@
-"""Read the documentation: a page, an example, or what an object of the library says of itself.
+"""Read the documentation: a page, an example, or the docstrings of an object of the library.
 
-marl-jax docs                  what there is to read, and where it lies
+marl-jax docs                  the pages, and the folder that they are in
 marl-jax docs how-to           or        python -m experiments.docs how-to
 marl-jax docs workflows.Call           every field of it
 marl-jax docs examples                 the examples; marl-jax docs examples/own_loop.py > mine.py copies one

@@ -1,4 +1,4 @@
-"""How good a run's policies are on held-out problems, and by how much better than at their start.
+"""Evaluate a run's policies on held-out problems, and compare them with its initial policies.
 
     python -m experiments.evaluate --workdir=DIR                              # the latest checkpoint, on test
     python -m experiments.evaluate --workdir=DIR --checkpoint=all --samples=4
@@ -7,8 +7,8 @@
     python -m experiments.evaluate --workdir=DIR --mode=single_transfer --role=worker
     python -m experiments.evaluate --workdir=DIR --mode=generator_transfer --generator_from=DIR2
 
-Prints a table and appends to DIR/eval.jsonl. All checkpoints meet the same problems and the same noise, so that
-their differences are paired.
+Prints a table and appends to DIR/eval.jsonl. All checkpoints are evaluated on the same problems with the same noise,
+so that their differences are paired.
 """
 
 import dataclasses

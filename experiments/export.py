@@ -1,4 +1,4 @@
-"""A policy of a run as a directory that transformers, PEFT, vLLM and others load.
+"""Export a policy of a run as a directory that transformers, PEFT, vLLM and others load.
 
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT                       # merged, Hugging Face
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --format=peft         # of LoRA: the adapter

@@ -1,4 +1,4 @@
-"""What there is: workflows, tasks, rewards, cells, fields of the configuration; with a word, those that hold it.
+"""List workflows, tasks, rewards, cells or fields of the configuration; with a word, only those that contain it.
 
 marl-jax list                       what can be listed
 marl-jax list workflows

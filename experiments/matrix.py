@@ -3,8 +3,8 @@
     python -m experiments.matrix --config=configs/micro.py --root=runs/study --cells='*-xs-math' --seeds=3 --dry_run
     python -m experiments.matrix --config=configs/micro.py --root=runs/study --cells='*-xs-math' --seeds=3
 
-The runs are ROOT/CELL/seed-N, one after another; the same command goes on where it was stopped, and several of it on
-one disk share the work. Fields that are set, such as --config.steps=50, hold for every cell. On a cluster
+The runs are ROOT/CELL/seed-N, one after another; the same command continues after a stop, and several processes of it
+on one disk share the work. Fields that are set, such as --config.steps=50, apply to every cell. On a cluster
 (docs/hosts.md#slurm-and-ray): --launcher=submitit or --launcher=ray.
 """
 
@@ -47,7 +47,7 @@ Cells = tuple[str | None, list[tuple[str, str | None]]]
 
 
 def read(argv: Sequence[str]) -> tuple[Cells, list[str]]:
-    """What --config and --config.* say, for all cells."""
+    """The values of --config and --config.*, for all cells."""
     spec, texts, rest = split_argv(argv)
     return (spec, texts), rest
 

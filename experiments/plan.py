@@ -1,4 +1,4 @@
-"""Memory and time per step that a cell needs, by kind of device; what `train` would refuse is refused.
+"""Memory and time per step that a cell needs, by kind of device; refuses a cell that `train` would refuse.
 
 python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
     [--completion=mean:0.3,sigma:0.8 | --lengths=runs/mine] [--tokens_per_second=20000]

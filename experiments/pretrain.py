@@ -1,4 +1,4 @@
-"""Makes a micro base model: what the cells of configs/micro.py start from.
+"""Make a micro base model, from which the cells of configs/micro.py start.
 
     python -m experiments.pretrain --config=configs/micro.py:s --out=configs/bases/micro-s
 

@@ -1,4 +1,4 @@
-"""The page about a run, or about every run below a directory; finished or still going on.
+"""Write the page about a run, or about every run below a directory, finished or still running.
 
 python -m experiments.report --workdir=DIR     # DIR/report.html and DIR/report.png
 python -m experiments.report --root=DIR        # one page over all runs below DIR, and each run's own; prints its tables

@@ -1,4 +1,4 @@
-"""Train a cell: the roles of a workflow, end to end, in a folder that the same command goes on in after any stop.
+"""Train a cell: the roles of a workflow, end to end, in a folder from which the same command resumes after any stop.
 
     python -m experiments.train --config=configs/micro.py:voting-isolated-s-math --workdir=runs/voting
 

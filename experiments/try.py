@@ -3,7 +3,7 @@
     marl-jax try --config=micro:voting-isolated-s-math --problems=2
     python -m experiments.try --config=configs/micro.py:debate-shared-s-math --config.workflow.settings.agents=2
 
-The policies are as they begin. Problems are of train; nothing is written.
+The policies are those that a run starts from. Problems are from train; nothing is written.
 """
 
 from absl import flags

@@ -37,7 +37,7 @@ def _valid(text):
 
 @workflow(roles={"proposer": team, "solver": solver(slots="tries")}, families=("math",), counts=("tries",))
 def proposed(task, prompts, *, tries=5, by_hops=True, given=False):
-    """A proposed problem, whose hops the shown task sets, and tries at it; with `given` (evaluation), the task itself."""
+    """A proposed problem, whose hops the shown task sets, and tries at it; with `given` (evaluation), the task."""
     if given:
         return (yield Call("solver", prompts.generator(question=task.question)))
     hops = ASKED[sum(map(ord, task.question)) % len(ASKED)]

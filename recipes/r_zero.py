@@ -66,7 +66,7 @@ def banded(graded):
 
 
 def adpo(table):
-    """Solvers' weight (0.6 to 1) and upper clip (0.3 to 0.2) by the share of answers that agree; challengers: 1, 0.28."""
+    """Solvers' weight (0.6 to 1) and upper clip (0.3 to 0.2) by the share of equal answers; challengers': 1, 0.28."""
     solver = table.having(role="solver") & (table.length > 0)
     groups = table.group[solver]
     share = np.bincount(groups, table.reward[solver])[groups] / np.bincount(groups)[groups]

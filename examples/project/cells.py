@@ -1,4 +1,4 @@
-"""The cells of this project. A cell begins with one of the library's, and sets what is different."""
+"""The cells of this project. A cell starts from one of the library's, and sets the fields that differ."""
 
 from marl_jax.config.run_config import load_config
 

@@ -70,7 +70,7 @@ def test_a_late_draft_earns_less_than_an_early_one():
 
 
 def test_the_cell_can_be_run():
-    """What cannot be is refused when the configuration is made."""
+    """A cell that cannot be run is refused when its configuration is made."""
     config = load_config("cells.py:mine")
     assert config.roles == first_accepted.roles and config.cell == "mine"
 

@@ -6,7 +6,7 @@ from marl_jax.workflows.parse import verdict
 
 @workflow(roles={"generator": solver, "evaluator": judge})
 def first_accepted(task, prompts, *, tries=3):
-    """At most `tries` drafts; the last one counts where none is accepted."""
+    """At most `tries` drafts; the last one counts if none is accepted."""
     for slot in range(tries):
         draft = yield Call("generator", prompts.generator(question=task.question), slot=slot)
         look = prompts.evaluator(question=task.question, answer=draft)
