@@ -1,4 +1,4 @@
-"""One script per question; the last line of each one's output is one JSON object."""
+"""One script per question; the last line of its output is one JSON object."""
 
 import concurrent.futures
 import contextlib
@@ -37,7 +37,7 @@ class Unannounced(Admission):
 
 @dataclasses.dataclass
 class Decoding:
-    """All dispatches, and the seconds in which at least one was running; filled in at the end of the block."""
+    """All dispatches, and the seconds in which at least one was running; filled in when the context ends."""
 
     seconds: float = 0.0
     dispatches: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # positions before, `Sampled`

@@ -1,16 +1,16 @@
-"""How fast is a step of training on the compiled road, beside the hosted one?
+"""How fast is a step of training on the compiled road, compared with the hosted one?
 
     python -m benchmarks.compiled [--cells=CELL,CELL] [--rounds=8] [--steps=24] [--config.FIELD=VALUE ...]
 
 Runs of `experiments.train` from a fresh folder, each in a process of its own, the roads in turn. A step is
 `time/step` of metrics.jsonl, from the problems to the table, the report and the new weights. The first half of a
-run's steps is left out on both roads, since the hosted one meets new shapes, and compiles them, up to about its tenth
-step. So a ratio is that of runs that have settled: the hosted road's time over the compiled one's, the median over
-rounds, with a 95% bootstrap interval. What the first half takes in the first run of each road, with nothing compiled
-before, is `hosted_first` and `compiled_first`. `cold` is the first step of the first run on the compiled road; `cached`
-that of its second run, which finds the programs of the first. With `--programs` all runs use that folder of compiled
-programs, so that a long measurement can be taken in parts; the first run then may not be a cold one.
-`auto` is the road that a run with `road=auto` would rather take here. `--estimate` runs nothing and counts a step's
+run's steps is left out on both roads, since the hosted one gets new shapes, and compiles them, up to about its tenth
+step. So a ratio compares steady steps: the hosted road's time over the compiled one's, the median over rounds, with a
+95% bootstrap interval. `hosted_first` and `compiled_first` are the times of the first half in the first run of each
+road, with nothing compiled before. `cold` is the first step of the first run on the compiled road; `cached` that of
+its second run, which finds the programs of the first. With `--programs` all runs use that folder of compiled programs,
+so that a long measurement can be made in parts; the first run may then not be a cold one.
+`auto` is the faster road, which a run with `road=auto` should take here. `--estimate` runs nothing and counts a step's
 kernels, operations and bytes in the program compiled for this machine (`program_costs`), an estimate for accelerators,
 where a step may be bound by its kernels' launches. Prints one JSON object on the last line.
 """
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
 
 
 def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
-    """Seconds of a step on each road, and what the first one costs on the compiled road."""
+    """Seconds of a step on each road, and of the first step on the compiled road."""
     with tempfile.TemporaryDirectory() as folder:
         taken: dict[str, list[list[float]]] = {"hosted": [], "compiled": []}
         for number in range(FLAGS.rounds):
@@ -86,7 +86,7 @@ def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def estimate(cell: str, overrides: list[str]) -> dict[str, Any]:
-    """What a step does if its calls sample as many tokens as they may."""
+    """The counts of a step whose calls all sample `max_new_tokens`."""
     words = [word.removeprefix("--config.").partition("=")[::2] for word in overrides]
     config = load_config(f"configs/micro.py:{cell}", words)
     halves, given = compiled.make_halves(config), (compiled.start(config), *next(compiled.batches(config)))
@@ -116,11 +116,11 @@ def steps(cell: str, road: str, folder: Path, number: int, overrides: list[str])
     command = [sys.executable, "-m", "experiments.train", f"--config=configs/micro.py:{cell}"]
     settings = {"road": road, "steps": FLAGS.steps, "evaluation.every": 0, "checkpoints.best": "false"}
     command += [f"--workdir={workdir}", *(f"--config.{name}={value}" for name, value in settings.items())]
-    # The programs of this benchmark alone, so that the first run finds none.
+    # A cache of this benchmark's own, so that the first run finds no compiled program.
     programs = FLAGS.programs or str(folder / "programs")
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
     run = subprocess.run([*command, *overrides], env=environment, capture_output=True, text=True)
-    if run.returncode == 2 and road == "compiled":  # what a run refuses, it says in its last lines
+    if run.returncode == 2 and road == "compiled":  # a refusal is the last line of its output
         raise Refused(run.stderr.strip().splitlines()[-1])
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}: {run.stderr[-2000:]}")

@@ -1,13 +1,13 @@
-"""What does it cost that several processes share a run: gathering rows, and one update over all of them?
+"""What does it cost if several processes share a run: gathering rows, and one update over all processes?
 
     python -m benchmarks.hosts [--cell=CELL] [--processes=1,2,4] [--steps=12] [--cores_each=N] [--config.F=V ...]
 
 Runs of `experiments.train` from a fresh folder, with 1, 2, 4 processes on this machine, over loopback. Seconds are
 medians of the second half of a run's steps, from the lines of process 0: `gather` is the wait for the others and the
-gathering of their rows, `learn` the update. By default the processes share all cores of one machine, so a step does not
-become faster by them: what more hosts would save is counted from the problems that each plays, and not measured. With
-`--cores_each` every process has so many cores to itself, as a host has: then one process that plays half of the
-problems (`--config.data.problems`) is what two of them would be if nothing had to be exchanged.
+gathering of their rows, `learn` the update. By default the processes share all cores of one machine, so more processes
+make no step faster: the saving by more hosts is counted from the problems that each plays, not measured. With
+`--cores_each` every process has that many cores to itself, like a host: then one process that plays half of the
+problems (`--config.data.problems`) is as fast as two that need not exchange anything.
 Prints one JSON object on the last line.
 """
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
 
 
 def measured(count: int, overrides: list[str]) -> dict[str, Any]:
-    """Seconds of the parts of a step that so many processes share, and what each of them plays and exchanges."""
+    """Seconds of the parts of a step that `count` processes share, and the problems and bytes of each process."""
     with tempfile.TemporaryDirectory() as folder:
         lines = run(count, Path(folder) / "run", overrides)
     half = lines[len(lines) // 2 :]
@@ -59,7 +59,7 @@ def measured(count: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def run(count: int, workdir: Path, overrides: list[str]) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a run that fails ends the benchmark with what it said."""
+    """The lines of metrics.jsonl; a run that fails ends the benchmark and prints its logs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -78,7 +78,7 @@ def run(count: int, workdir: Path, overrides: list[str]) -> list[dict[str, Any]]
 
 
 def places(count: int) -> list[list[str]]:
-    """What binds each process to its cores."""
+    """The start of each process's command line, which binds it to its cores."""
     cores, each = sorted(os.sched_getaffinity(0)), FLAGS.cores_each
     if count * each > len(cores):
         sys.exit(
@@ -100,9 +100,9 @@ def settings(count: int) -> list[str]:
 
 
 def counted(count: int, overrides: list[str], last: dict[str, Any]) -> dict[str, Any]:
-    """Problems of the process that has most, and bytes that the update of a step adds up over the processes.
+    """Problems of the process with the most, and bytes that the update of a step sums over the processes.
 
-    Each optimiser step adds up every part of its gradient once.
+    Each optimiser step sums every part of its gradient once.
     """
     texts = [
         word.removeprefix("--config.").partition("=")[::2] for word in [*settings(count)[1:], *overrides]

@@ -1,11 +1,11 @@
-"""How full are lanes over rungs in a step, and how much is computed again?
+"""How full are lanes of several cache lengths in a step, and how many tokens are computed again?
 
     python -m benchmarks.lanes [--cell=CELL] [--device=H100] [--completion=mean:0.5,sigma:0.6] [--lengths=RUN] ...
 
-The workflow makes all calls of a step of a cell of configs/qwen3.py, with completions of these lengths, and they are
-replayed through the admission of the engine that a run has on the device; no model computes. The lanes are those of a
-run, which are planned for `mean:0.5,sigma:0.6`. Minutes are those of decoding at 60% of the device's bandwidth, and
-`at_least` those of an engine that reads only what the lanes hold. Prints one JSON object on the last line.
+The workflow makes all calls of a step of a cell of configs/qwen3.py, with completions of the given lengths, and they
+are replayed through the admission of the engine that a run has on the device; no model computes. The lanes are those
+of a run, which are planned for `mean:0.5,sigma:0.6`. Minutes are for decoding at 60% of the device's bandwidth, and
+`at_least` for an engine that reads only filled parts of the lanes' caches. Prints one JSON object on the last line.
 """
 
 import json
@@ -40,7 +40,7 @@ def main(_: list[str]) -> None:
 
 
 def counted(config: RunConfig, lengths: Lengths) -> dict[str, Any]:
-    """What the replay of a step says of the lanes, of which each policy's engine has as many."""
+    """Statistics of the lanes in the replay of a step; every policy's engine has as many."""
     models, _ = find_models(config)
     model = next(iter(models.values()))
     device = next(device for device in KINDS if device.name == FLAGS.device)

@@ -1,11 +1,11 @@
-"""What a compiled program does, counted from its text: kernels, operations of matrix products, bytes.
+"""Counts of a compiled program, from its text: kernels, operations of matrix products, bytes.
 
     program_costs(jax.jit(step).lower(...).compile().as_text(), 64, {"packs": 9}) -> Costs(kernels, operations, bytes)
 
-An estimate for another device, whose compiler would join other operations into a kernel. A loop counts as often as it
-says, or `rounds` times where it ends by a condition (once inside of another such loop); `loops` says how often those
-in a `jax.named_scope` run. Of a switch, the branch with most operations counts. Bytes are what every kernel reads and
-writes if nothing stays in a cache.
+It is an estimate for another device, whose compiler would fuse other operations into a kernel. A loop counts as often
+as its trip count says, or `rounds` times if it ends by a condition (once inside of another such loop); `loops` gives
+the counts of loops in a `jax.named_scope`. The branch with the most operations stands for a switch. Bytes are those
+that every kernel reads and writes if nothing stays in a cache.
 """
 
 import functools
@@ -20,12 +20,12 @@ __all__ = ["Costs", "count_loops", "program_costs"]
 HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*?)\)(.*)$")
 ARRAY = re.compile(r"(pred|bf16|[fsuc])(\d*)\[([\d,]*)\]")
-SCOPE = re.compile(r'op_name="[^"]*?([\w.]+)\)*/while"')  # what a loop stands in, perhaps under vmap
+SCOPE = re.compile(r'op_name="[^"]*?([\w.]+)\)*/while"')  # scope of a loop, perhaps under vmap
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id"}
 
 
 class Costs(NamedTuple):
-    """Of one run of a program."""
+    """Costs of one run of a program."""
 
     kernels: int
     operations: int  # multiplications and additions of its matrix products
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
 
 
 def program_costs(text: str, rounds: int, loops: Mapping[str, int] = MappingProxyType({})) -> Costs:
-    """Of an optimised program, as `Compiled.as_text` writes it."""
+    """The costs of an optimised program, as `Compiled.as_text` writes it."""
     computations, entry = _computations(text)
 
     @functools.cache
@@ -78,7 +78,7 @@ def program_costs(text: str, rounds: int, loops: Mapping[str, int] = MappingProx
 
 
 def count_loops(text: str, scope: str) -> int:
-    """How many loops of a program stand in a `jax.named_scope`."""
+    """The number of loops of a program in a `jax.named_scope`."""
     found = map(SCOPE.search, filter(re.compile(r" while\(").search, text.splitlines()))
     return sum(one is not None and one[1] == scope for one in found)
 
@@ -98,7 +98,7 @@ def _computations(text: str) -> tuple[dict[str, list[tuple[str, ...]]], str]:
 
 
 def _bytes(shape: str) -> int:
-    """Of an array, or of all in a tuple."""
+    """The bytes of an array, or of all arrays in a tuple."""
     width = lambda kind, bits: {"pred": 8, "bf16": 16}.get(kind) or int(bits)
     return sum(
         width(kind, bits) * math.prod(map(int, filter(None, dims.split(",")))) // 8
@@ -107,7 +107,7 @@ def _bytes(shape: str) -> int:
 
 
 def _products(shape: str, left: str, rest: str) -> int:
-    """Of a matrix product with this result, whose left factor has that shape."""
+    """The operations of a matrix product, from the shapes of its result and of its left factor."""
     sizes = lambda text: [int(size) for size in ARRAY.search(text)[3].split(",") if size]  # type: ignore[index]
     over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)
     axes = [int(axis) for axis in over[1].split(",") if axis] if over else []

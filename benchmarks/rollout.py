@@ -3,10 +3,10 @@
     python -m benchmarks.rollout        # voting, 3 voters, 64 problems x 8 episodes, micro model with random weights
 
 Lengths are imposed: every call ends after 4..64 tokens, drawn from its noise key, so all variants do the same work.
-Variants take turns, and a ratio is the median over rounds of the ratio of whole-rollout times. Three baselines finish
-each turn of all episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, one at a time
-and each until its longest call ends; `barrier_static_banks` decodes each of them in this engine's banks, side by side;
-`barrier_refilled` is this engine itself, which refills and compacts its lanes within the turn.
+Variants take turns, and a ratio is the median over rounds of the ratio of complete rollout times. Three baselines
+finish each turn of all episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, one
+at a time and each until its longest call ends; `barrier_static_banks` decodes each batch in this engine's banks, side
+by side; `barrier_refilled` is this engine itself, which refills and compacts its lanes within the turn.
 The last line is one JSON object.
 """
 
@@ -76,7 +76,7 @@ class Ragged:
 class Refilled(Ragged):
     """Turn by turn: no completion is returned before all are finished."""
 
-    ahead = 1 << 30  # a turn is that of all episodes
+    ahead = 1 << 30  # all episodes are in one turn
 
     def step(self) -> list[tuple[int, Completion]]:
         done = []
@@ -86,7 +86,7 @@ class Refilled(Ragged):
 
 
 class Static(Ragged):
-    """Turn by turn, and batch by batch: one is finished before the next begins."""
+    """Turn by turn, and batch by batch: a batch is finished before the next begins."""
 
     ahead = 1 << 30
 
@@ -114,7 +114,7 @@ class Static(Ragged):
 
 
 class StaticBanks(Static):
-    """The same, each batch in banks."""
+    """Static batches, each in banks."""
 
 
 VARIANTS = {
@@ -160,7 +160,7 @@ def main(_: list[str]) -> None:
 
 
 def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Ragged]) -> tuple[Run, Stats]:
-    """A rollout of the workflow, over an engine of its own."""
+    """A rollout of the workflow on an engine of its own."""
     workflow = BUILT_IN[name]
     policy_map = policies(workflow.roles)
     names = policy_names(policy_map)

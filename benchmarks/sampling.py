@@ -1,12 +1,12 @@
 """How fast is sampling, against the memory bandwidth, against vLLM and, on CPU, against transformers `generate`?
 
     python -m benchmarks.sampling                                     # micro model, side by side with torch on CPU
-    python -m benchmarks.sampling --vllm --notorch                    # beside a vLLM server, which make vllm installs
+    python -m benchmarks.sampling --vllm --notorch                    # with a vLLM server, which make vllm installs
     python -m benchmarks.sampling --shape=0.6b --lanes=256 --prompts=256 --samples=1 --prompt=448 --new=64
 
 Prints one JSON object on the last line. Rates are medians over rounds in which the contenders take turns.
-`mbu` = bytes that decoding must move / time / bandwidth, where it must read the weights once a step and the cached
-tokens of every active lane, and nothing else: padding, idle lanes and copies count as waste.
+`mbu` = bytes that decoding must move / time / bandwidth. It must read the weights once per step and the cached tokens
+of every active lane, and nothing else: padding, idle lanes and copies count as waste.
 """
 
 import dataclasses
@@ -154,9 +154,9 @@ class Served:
             map(chr, range(0x10000, 0x10000 + config.vocab_size - 4))
         )  # one for each token, but 4
         save_hf(self.base, config, params, build_micro_tokenizer((), signs))
-        # The route that drops cached prompts; and on CPU, without a size, vLLM wants nearly all memory for its cache.
+        # Dev mode has the route that drops cached prompts. On CPU, vLLM's cache takes nearly all memory by default.
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
-        # On a CPU vLLM 0.32 ends where the prompt of a request with a seed is cut in two.
+        # On a CPU vLLM 0.32 crashes if the prompt of a request with a seed is split into chunks.
         whole = "--no-enable-chunked-prefill" if jax.default_backend() == "cpu" else ""
         flags = f"{FLAGS.vllm_flags} {whole}"
         chosen = VllmConfig(start=True, python=FLAGS.vllm_python, flags=flags, environment=environment)

@@ -1,14 +1,14 @@
-"""How long is a whole GRPO step, beside TRL's GRPOTrainer and tunix's GRPOLearner on the same work?
+"""How long is a complete GRPO step, compared with TRL's GRPOTrainer and tunix's GRPOLearner on the same work?
 
     python -m benchmarks.step [--peers=trl,tunix] [--rounds=2] [--steps=3]
 
 The work: a model of 0.85M parameters, 64 prompts of 64 tokens x 8 completions, all of 64 tokens (`fixed`) or of 4 to 64
-(`ragged`). Lengths are imposed on all: ours ends a call there, TRL's `generate` takes a stopping criterion, tunix
+(`ragged`). All get the same lengths: our engine limits each call, TRL's `generate` takes a stopping criterion, tunix
 samples to the longest and is cut. The reward is the share of even token ids. One optimiser step over all completions.
 
-Each contender runs in a process and an environment of its own, in turn; a peer's is made below `--environments` at
-first, by pip. A process takes one step that is not measured, then `--steps`; its time is their median. One that cannot
-be installed is told in a line and left out. Prints one JSON object on the last line.
+Contenders take turns, each in a process and an environment of its own; a peer's environment is first made below
+`--environments`, by pip. A process makes one step that is not measured, then `--steps`; its time is their median. A
+contender that cannot be installed is reported and left out. Prints one JSON object on the last line.
 """
 
 import json
@@ -75,11 +75,11 @@ def main(_: list[str]) -> None:
 
 
 def work(kind: str) -> dict[str, Any]:
-    """What a process is told: the model as a published configuration, prompts, and the length of every completion."""
+    """The input of a process: the model as a published configuration, prompts, and the length of every completion."""
     from benchmarks import BENCH
 
     rng = np.random.default_rng(0)
-    # 0 is the end of a text for the peers, and stands in no prompt.
+    # 0 ends a text for the peers, so no prompt contains it.
     prompts = rng.integers(1, BENCH.vocab_size, (FLAGS.prompts, FLAGS.prompt)).tolist()
     count = FLAGS.prompts * FLAGS.samples
     lengths = [FLAGS.new] * count if kind == "fixed" else rng.integers(4, FLAGS.new + 1, count).tolist()
@@ -94,9 +94,9 @@ def work(kind: str) -> dict[str, Any]:
     }
 
 
-def measure(command: list[str], told: dict[str, Any]) -> list[float]:
+def measure(command: list[str], task: dict[str, Any]) -> list[float]:
     """Seconds of the measured steps of one process."""
-    run = subprocess.run(command, input=json.dumps(told), capture_output=True, text=True, check=True)
+    run = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 

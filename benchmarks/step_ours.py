@@ -19,37 +19,37 @@ from marl_jax.table import Table
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    model = dataclasses.replace(ModelConfig.from_hf(told["model"]), dtype="float32")
-    prompts = [tuple(prompt) for prompt in told["prompts"] for _ in range(told["samples"])]
-    task = np.repeat(np.arange(len(told["prompts"])), told["samples"])
+    work = json.load(sys.stdin)
+    model = dataclasses.replace(ModelConfig.from_hf(work["model"]), dtype="float32")
+    prompts = [tuple(prompt) for prompt in work["prompts"] for _ in range(work["samples"])]
+    task = np.repeat(np.arange(len(work["prompts"])), work["samples"])
     policies = {"p0": init(0, model)}
-    schedule = ScheduleConfig(told["learning_rate"])
+    schedule = ScheduleConfig(work["learning_rate"])
     learner = Learner(
         Qwen3(model), LearnerConfig(optimiser=OptimiserConfig("adamw", schedule)), {"solver": "p0"}
     )
     state = learner.init(policies)
     longest = max(map(len, prompts))
-    load = Load(longest, told["new"], min_prompt=longest, requests=len(prompts))
+    load = Load(longest, work["new"], min_prompt=longest, requests=len(prompts))
     engine = Engine(policies["p0"], model, plan(model, load))
     seconds = []
-    for step in range(told["steps"] + 1):
+    for step in range(work["steps"] + 1):
         begin = time.perf_counter()
         numbers: dict[int, int] = {}
-        for i, (prompt, length) in enumerate(zip(prompts, told["lengths"])):
+        for i, (prompt, length) in enumerate(zip(prompts, work["lengths"])):
             numbers[engine.submit(Request(prompt, key=(step, i), max_new_tokens=length))] = i
-        said: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         while engine.pending:
-            said |= {numbers[number]: completion for number, completion in engine.step()}
-        done = [said[i] for i in range(len(prompts))]
-        assert [len(one.tokens) for one in done] == told["lengths"]
-        reward = np.array([np.mean(np.array(one.tokens) % 2 == 0) for one in done])
+            completions |= {numbers[number]: completion for number, completion in engine.step()}
+        ordered = [completions[i] for i in range(len(prompts))]
+        assert [len(one.tokens) for one in ordered] == work["lengths"]
+        reward = np.array([np.mean(np.array(one.tokens) % 2 == 0) for one in ordered])
         rows = Table.make(
-            role=["solver"] * len(done),
-            policy=["p0"] * len(done),
+            role=["solver"] * len(ordered),
+            policy=["p0"] * len(ordered),
             prompt=prompts,
-            tokens=[one.tokens for one in done],
-            logprobs=[one.logprobs for one in done],
+            tokens=[one.tokens for one in ordered],
+            logprobs=[one.logprobs for one in ordered],
             task=task,
             advantage=group_advantages(reward, task),
         )

@@ -22,16 +22,16 @@ END, ROWS = 0, 64  # the end of a text; completions that are differentiated at a
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    size, samples = told["model"]["vocab_size"], told["samples"]
+    work = json.load(sys.stdin)
+    size, samples = work["model"]["vocab_size"], work["samples"]
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(size)}, unk_token="0"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="0")
     model = transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**{key: told["model"][key] for key in told["model"] if "dtype" not in key})
+        transformers.Qwen3Config(**{key: work["model"][key] for key in work["model"] if "dtype" not in key})
     )
-    impose(model, told["lengths"])
-    count = len(told["lengths"])
+    impose(model, work["lengths"])
+    count = len(work["lengths"])
     rows = min(ROWS, count)
     with tempfile.TemporaryDirectory() as folder:
         settings = trl.GRPOConfig(
@@ -41,13 +41,13 @@ def main() -> None:
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=count // rows,
             num_generations=samples,
-            max_completion_length=told["new"],
+            max_completion_length=work["new"],
             generation_kwargs={"eos_token_id": None},
-            learning_rate=told["learning_rate"],
+            learning_rate=work["learning_rate"],
             lr_scheduler_type="constant",
             gradient_checkpointing=False,
             shuffle_dataset=False,
-            max_steps=told["steps"] + 1,
+            max_steps=work["steps"] + 1,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -61,7 +61,7 @@ def main() -> None:
                 sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids
             ],
             train_dataset=datasets.Dataset.from_list(
-                [{"prompt": " ".join(map(str, prompt))} for prompt in told["prompts"]]
+                [{"prompt": " ".join(map(str, prompt))} for prompt in work["prompts"]]
             ),
             callbacks=[clock],
         )
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def impose(model: transformers.Qwen3ForCausalLM, lengths: list[int]) -> None:
-    """Completions of these lengths, each ended by the one end of a text in it."""
+    """Make `generate` return completions of these lengths, each with END as its last token only."""
     generate, ends = model.generate, torch.tensor(lengths)
 
     class AtLength(transformers.StoppingCriteria):
@@ -81,23 +81,23 @@ def impose(model: transformers.Qwen3ForCausalLM, lengths: list[int]) -> None:
         def __call__(self, input_ids, scores, **_):  # type: ignore[no-untyped-def]
             return input_ids.shape[1] - self.prompt >= ends
 
-    def imposed(input_ids, **given):  # type: ignore[no-untyped-def]
+    def imposed(input_ids, **options):  # type: ignore[no-untyped-def]
         prompt = input_ids.shape[1]
         out = generate(
             input_ids=input_ids,
             stopping_criteria=transformers.StoppingCriteriaList([AtLength(prompt)]),
-            **given,
+            **options,
         )
-        said = out[:, prompt:]
-        said[said == END] = END + 1
-        said[torch.arange(said.shape[1]) >= ends[:, None] - 1] = END
+        completions = out[:, prompt:]
+        completions[completions == END] = END + 1
+        completions[torch.arange(completions.shape[1]) >= ends[:, None] - 1] = END
         return out
 
     model.generate = imposed
 
 
 class Clock(transformers.TrainerCallback):
-    """When steps end."""
+    """Records the times at which steps end."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []

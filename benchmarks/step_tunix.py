@@ -40,8 +40,8 @@ class Numbers:
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    size, samples, count = told["model"], told["samples"], len(told["prompts"])
+    work = json.load(sys.stdin)
+    size, samples, count = work["model"], work["samples"], len(work["prompts"])
     model = qwen3.Qwen3(
         qwen3.ModelConfig(
             num_layers=size["num_hidden_layers"],
@@ -57,17 +57,17 @@ def main() -> None:
         ),
         rngs=nnx.Rngs(0),
     )
-    longest = max(map(len, told["prompts"]))
+    longest = max(map(len, work["prompts"]))
     roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    steps = told["steps"] + 2  # one to begin with, and one that ends the last one's time
+    steps = work["steps"] + 2  # an unmeasured first one, and one whose start ends the last measured one
     cluster = rl_cluster.RLCluster(
         actor=model,
         tokenizer=Numbers(),
         cluster_config=rl_cluster.ClusterConfig(
             role_to_mesh=dict.fromkeys(roles, mesh),
             training_config=rl_cluster.RLTrainingConfig(
-                actor_optimizer=optax.adamw(told["learning_rate"]),
+                actor_optimizer=optax.adamw(work["learning_rate"]),
                 eval_every_n_steps=1 << 30,
                 max_steps=steps,
                 mini_batch_size=count,
@@ -75,36 +75,36 @@ def main() -> None:
                 rollout_micro_batch_size=count,
             ),
             rollout_config=RolloutConfig(
-                max_tokens_to_generate=told["new"],
+                max_tokens_to_generate=work["new"],
                 max_prompt_length=longest,
-                kv_cache_size=longest + told["new"],
+                kv_cache_size=longest + work["new"],
                 temperature=1.0,
                 top_p=None,
                 eos_tokens=[size["vocab_size"]],  # which is never sampled
             ),
         ),
     )
-    impose(cluster.rollout, told["lengths"])
-    begun: list[float] = []
+    impose(cluster.rollout, work["lengths"])
+    starts: list[float] = []
 
     def reward(completions: list[str], **_: object) -> list[float]:
-        begun.append(time.perf_counter())
+        starts.append(time.perf_counter())
         numbers = [np.array(text.split(), int) for text in completions]
         return [float(np.mean(some % 2 == 0)) for some in numbers]
 
     learner = GRPOLearner(cluster, GRPOConfig(num_generations=samples, beta=0.0), reward_fns=reward)
-    prompts = np.array([" ".join(map(str, prompt)) for prompt in told["prompts"]])
+    prompts = np.array([" ".join(map(str, prompt)) for prompt in work["prompts"]])
     with mesh:
         learner.train([{"prompts": prompts} for _ in range(steps)])
-    print(json.dumps([after - before for before, after in itertools.pairwise(begun[1:])]))
+    print(json.dumps([after - before for before, after in itertools.pairwise(starts[1:])]))
 
 
 def impose(rollout: object, lengths: list[int]) -> None:
-    """Completions of these lengths: sampled to the longest, and cut."""
+    """Make the rollout return completions of these lengths: sampled to the longest, and cut."""
     generate = rollout.generate
 
-    def imposed(prompts: list[str], rollout_config: RolloutConfig, **given: object) -> object:
-        out = generate(prompts, rollout_config, **given)
+    def imposed(prompts: list[str], rollout_config: RolloutConfig, **options: object) -> object:
+        out = generate(prompts, rollout_config, **options)
         assert len(out.tokens) == len(lengths)
         out.tokens = [
             np.where(tokens[:length] == END, END + 1, tokens[:length])

@@ -1,6 +1,6 @@
 """A plain GRPO step in torch: padded rows, scaled_dot_product_attention, gradients added up, clipped, AdamW.
 
-What `benchmarks.update` is measured against; `tests/learning/test_update_parity.py` holds its gradient to ours.
+`benchmarks.update` is compared with it; `tests/learning/test_update_parity.py` checks that its gradient equals ours.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
-"""How fast is one whole GRPO update: on CPU beside a plain torch step, on a GPU against its peak?
+"""How fast is one complete GRPO update: on CPU next to a plain torch step, on a GPU against its peak?
 
     python -m benchmarks.update                    # micro model: 64 prompts of 64 tokens x 8 samples of 64
     python -m benchmarks.update --shape=0.6b --prompts=4 --prompt=1024 --completion=1024       # on a GPU; or 1.7b
 
 Prints one JSON object on the last line. Tokens are those of the padded rectangle of all rows, for every contender;
 ratios are medians over rounds in which the contenders take turns. `mfu` = operations of the matrix products that the
-tokens need (a shared prompt counts once, padding, recomputation and what a causal mask hides not at all) / time / the
-device's peak. `mfu_unmasked` counts attention as if nothing were hidden, as the usual 6 N + 12 L H Q T a token does.
-`cost_of_a_live_token_if_ragged` is that of rows with completions of 4 tokens up to all, over that of full ones.
+tokens need (a shared prompt counts once; padding, recomputation and causally masked pairs do not count) / time / the
+device's peak. `mfu_unmasked` counts attention without the mask, as the usual 6 N + 12 L H Q T per token does.
+`cost_of_a_live_token_if_ragged` is the cost with completions of 4 tokens up to all, over that with full ones.
 """
 
 import dataclasses
@@ -107,13 +107,13 @@ def main(_: list[str]) -> None:
     if "torch" in taken:
         report["torch_tokens_s"] = round(tokens / statistics.median(taken["torch"]))
         report["speedup"] = paired(taken, "torch", "update")
-        # Each prompt as often as torch computes it.
+        # Without sharing, prompts are computed as often as by torch.
         report["speedup_of_equal_work"] = paired(taken, "torch", "without_sharing")
     print(json.dumps(report))
 
 
 def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, completion: int) -> Table:
-    """Random rows of two roles, each with half of the prompts, as roles have their own."""
+    """Random rows of two roles, each with half of the prompts, since roles have prompts of their own."""
     rng = np.random.default_rng(0)
     tasks = np.repeat(np.arange(prompts), samples)
     questions = rng.integers(1, model.vocab_size, (prompts, prompt)).tolist()
@@ -147,7 +147,7 @@ def ragged(rows: Table) -> Table:
 
 
 def live(rows: Table) -> int:
-    """Tokens that are read where each prompt counts once; the last of a row is predicted, never read."""
+    """Tokens that are read if each prompt counts once; the last token of a row is predicted, never read."""
     return FLAGS.prompts * FLAGS.prompt + int((rows.length - 1).sum())
 
 
@@ -177,11 +177,11 @@ def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
     sizes, rows = Model(model), FLAGS.prompts * FLAGS.samples
     prompt, branch = FLAGS.prompt, FLAGS.completion - 1  # the last token is predicted, never read
     assert masked or not shared, "a tree is not what the usual formula counts"
-    times = FLAGS.prompts if shared else rows  # that each prompt is computed
+    times = FLAGS.prompts if shared else rows  # the number of prompts that are computed
     tokens = times * prompt + rows * branch
     if masked:
         pairs = times * prompt * (prompt + 1) / 2 + rows * branch * (prompt + (branch + 1) / 2)
-    else:  # as if every token saw the whole of its row
+    else:  # as if every token attended to its complete row
         pairs = rows * (prompt + branch) ** 2
     layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * pairs * sizes.heads)
     return 6.0 * (layers + rows * FLAGS.completion * sizes.head)
