@@ -89,16 +89,16 @@ def estimate(cell: str, overrides: list[str]) -> dict[str, Any]:
     """The counts of a step whose calls all sample `max_new_tokens`."""
     words = [word.removeprefix("--config.").partition("=")[::2] for word in overrides]
     config = load_config(f"configs/micro.py:{cell}", words)
-    halves, given = compiled.make_halves(config), (compiled.start(config), *next(compiled.batches(config)))
-    columns = jax.eval_shape(halves.play, *given)[0]
+    halves, inputs = compiled.make_halves(config), (compiled.start(config), *next(compiled.batches(config)))
+    columns = jax.eval_shape(halves.play, *inputs)[0]
     step = halves.step
     if config.seeds > 1:
         step = jax.vmap(compiled.make_step(config, seeds_axis="seeds"), axis_name="seeds")
-        given = jax.tree.map(lambda leaf: np.stack([leaf] * config.seeds), given)
-    text = jax.jit(step).lower(*given).compile().as_text()
+        inputs = jax.tree.map(lambda leaf: np.stack([leaf] * config.seeds), inputs)
+    text = jax.jit(step).lower(*inputs).compile().as_text()
     rounds = max(role.max_new_tokens for role in config.role_settings.values())
     learned = sum(
-        said + prompt * (not shared) for (prompt, said), shared in zip(columns.widths, columns.shared)
+        new + prompt * (not shared) for (prompt, new), shared in zip(columns.widths, columns.shared)
     )
     packs = len(columns.answer) * learned / config.learner.batch.slice_tokens / count_loops(text, "packs")
     return {"estimate": program_costs(text, rounds, {"packs": math.ceil(packs)})._asdict()}

@@ -84,8 +84,8 @@ def places(count: int) -> list[list[str]]:
         sys.exit(
             f"{count} processes of --cores_each={each} need {count * each} cores, and there are {len(cores)}"
         )
-    mine = (cores[k * each : (k + 1) * each] for k in range(count))
-    return [["taskset", "-c", ",".join(map(str, one))] if one else [] for one in mine]
+    groups = (cores[k * each : (k + 1) * each] for k in range(count))
+    return [["taskset", "-c", ",".join(map(str, one))] if one else [] for one in groups]
 
 
 def settings(count: int) -> list[str]:

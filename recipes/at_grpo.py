@@ -73,9 +73,9 @@ def config():
 
 def judged(trained: Trained) -> float:
     """The share of the critic's verdicts that are right."""
-    mine = trained.table.having(role="critic")
+    of_role = trained.table.having(role="critic")
     right, known = own_work(trained.table)
-    return mean(right[mine & known])
+    return mean(right[of_role & known])
 
 
 RECIPE = Recipe(

@@ -62,8 +62,8 @@ def balance(table, chosen):
     """The mean over problems of min(n' / WANTED, 1) n' / n, for n chosen answers, n' of them right."""
     problems = table.episode.max() + 1
     good = np.bincount(table.episode[chosen & (table.grade > 0)], minlength=problems)
-    of = np.bincount(table.episode[chosen], minlength=problems)
-    return float(np.mean(np.minimum(good / WANTED, 1) * good / np.maximum(of, 1)))
+    chosen_count = np.bincount(table.episode[chosen], minlength=problems)
+    return float(np.mean(np.minimum(good / WANTED, 1) * good / np.maximum(chosen_count, 1)))
 
 
 def different(table, chosen):

@@ -64,10 +64,10 @@ def formula(role, trained: Trained) -> float:
     """The mean factor by the formula over the problems of the probe."""
     factors = []
     for table in trained.collected():
-        mine = table.having(role=role)
+        of_role = table.having(role=role)
         for task in np.unique(table.task):
             here = table.task == task
-            all_calls, own = table.reward[here], table.reward[here & mine]
+            all_calls, own = table.reward[here], table.reward[here & of_role]
             if len(own) and (spread := all_calls.var()) > 1e-9:
                 factors.append((len(own), (own.var() + (own.mean() - all_calls.mean()) ** 2) / spread))
     weights = [count for count, _ in factors]
@@ -80,8 +80,8 @@ def factor(role, trained: Trained) -> float:
     for over in ("task", "role"):
         how = AdvantageConfig(estimator="agent", agent_mean=over, agent_scale=over)
         made = [with_advantages(table, how)[0] for table in trained.collected()]
-        mine = [one.advantage[one.having(role=role)] for one in made]
-        squares.append(float(np.mean(np.concatenate(mine) ** 2)))
+        advantages = [one.advantage[one.having(role=role)] for one in made]
+        squares.append(float(np.mean(np.concatenate(advantages) ** 2)))
     return squares[0] / squares[1] if squares[1] else float("nan")
 
 
@@ -101,8 +101,8 @@ def squared(role, trained: Trained) -> float:
 
 def approvals(trained: Trained) -> float:
     """The share of the verifier's verdicts that approve."""
-    said = trained.table.choice[trained.table.having(role="verifier")]
-    return mean(said == VERDICTS["Correct"])
+    verdicts = trained.table.choice[trained.table.having(role="verifier")]
+    return mean(verdicts == VERDICTS["Correct"])
 
 
 RECIPE = Recipe(

@@ -27,9 +27,9 @@ MOST = 4  # answers to a question, one after another
 LONGEST = 48  # tokens of an answer; a right one has 28 or less
 
 
-def longer(task, messages, said, ask):
+def longer(task, messages, text, ask):
     """The history with another answer in it and the request to revise it, as a task."""
-    history = [*messages, {"role": "assistant", "content": said}, *ask]
+    history = [*messages, {"role": "assistant", "content": text}, *ask]
     name = hashlib.sha256("\n".join(m["content"] for m in history).encode()).hexdigest()[:12]
     return Task(f"made/{name}", "math", task.question, gold=task.gold, level=1, meta={"history": history})
 

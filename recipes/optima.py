@@ -69,8 +69,8 @@ def message_tokens(trained: Trained) -> float:
 
 def strange(trained: Trained) -> float:
     """The share of messages in none of the forms that the base knows."""
-    said = [trained.table.text[row] for row in np.flatnonzero(trained.table.having(role="teller"))]
-    return float(np.mean([KNOWN.fullmatch(text.strip()) is None for text in said]))
+    texts = [trained.table.text[row] for row in np.flatnonzero(trained.table.having(role="teller"))]
+    return float(np.mean([KNOWN.fullmatch(text.strip()) is None for text in texts]))
 
 
 RECIPE = Recipe(

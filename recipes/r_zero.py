@@ -52,11 +52,11 @@ def paid(graded, band=None):
 
 
 def _paid(one, common, band):
-    said = [call.answer for call in one.calls[1:]]
-    if not said:
+    answers = [call.answer for call in one.calls[1:]]
+    if not answers:
         return [-1.0]
-    share = consensus(said)[1]
-    labels = agreement(said) if band is None or band[0] <= share <= band[1] else [0.0] * len(said)
+    share = consensus(answers)[1]
+    labels = agreement(answers) if band is None or band[0] <= share <= band[1] else [0.0] * len(answers)
     return [min(share, 1 - share) - common, *labels]
 
 
@@ -100,10 +100,10 @@ def label_accuracy(tables, every=False):
     for table in tables:
         teaching = {*table.episode[table.having(role="solver") & (table.advantage > 0)].tolist()}
         for number, one in enumerate(table.episodes()):
-            said = [call.answer for call in one.calls[1:]]
-            label, _ = consensus(said)
+            answers = [call.answer for call in one.calls[1:]]
+            label, _ = consensus(answers)
             if label is not None and (every or number in teaching):
-                right.append(one.answers[1 + said.index(label)])
+                right.append(one.answers[1 + answers.index(label)])
     return mean(right)
 
 

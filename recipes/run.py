@@ -89,7 +89,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
     budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens)), default=0)
     against_base = {claim.measure for claim in recipe.claims if claim.than == "base"}
-    of_base = {n: of for n, of in {**COMMON, **recipe.measures}.items() if n in COMMON or n in against_base}
+    of_base = {n: m for n, m in {**COMMON, **recipe.measures}.items() if n in COMMON or n in against_base}
     found = {}
     for arm, config in configs.items():
         saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there are no checkpoints
@@ -99,14 +99,14 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
                 f"{arm}: its first checkpoint, of step {step}, is compared at {spent[arm][step - 1]} tokens, more than "
                 f"the {budget} of this seed: set checkpoints.every and keep_every lower"
             )
-        asked = changed(config, recipe.examined)
-        table, base = (played(asked, root / arm, at) for at in (step, 0))
+        setup = changed(config, recipe.examined)
+        table, base = (played(setup, root / arm, at) for at in (step, 0))
         one = Trained(
             table=table,
             samples=SAMPLES,
-            by_metric=asked.evaluation.metric is not None,
+            by_metric=setup.evaluation.metric is not None,
             base=base,
-            also={name: played(changed(asked, more), root / arm, step) for name, more in recipe.also.items()},
+            also={name: played(changed(setup, more), root / arm, step) for name, more in recipe.also.items()},
             lines=lines[arm][:step],
             folder=root / arm,
         )

@@ -26,17 +26,17 @@ ALPHA = 0.8
 TIME_LIMIT_S = 120.0  # for all tests of a program together
 
 
-def breaks(task, said):
+def breaks(task, text):
     """Tool: whether the program in a text runs and a test finds a wrong value."""
-    code = program(task, said)
+    code = program(task, text)
     verdict = run_program(code, task.tests) if code else None
     return bool(verdict and not verdict.passed and verdict.reason.endswith("wrong answer"))
 
 
-def bug(task, said, order):
+def bug(task, text, order):
     """A broken program as a problem, with the tests of the original program."""
-    name = hashlib.sha256(f"{task.question}\n{said}".encode()).hexdigest()[:12]
-    return dataclasses.replace(task, id=f"made/{name}", meta={**task.meta, "broken": said, "order": order})
+    name = hashlib.sha256(f"{task.question}\n{text}".encode()).hexdigest()[:12]
+    return dataclasses.replace(task, id=f"made/{name}", meta={**task.meta, "broken": text, "order": order})
 
 
 @workflow(roles={"injector": team, "mender": solver(slots="tries")}, families=("code",), counts=("tries",))

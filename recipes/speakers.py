@@ -24,17 +24,17 @@ def _answer(task, prompts, way):
 @workflow(roles={"speaker": solver, "chooser": team}, families=("math",), counts=("most",))
 def chosen(task, prompts, *, most=3):
     """At most `most` answers; a role chooses who gives the next, and an unreadable choice is the first way."""
-    said, texts = None, ""
+    answer, texts = None, ""
     for _ in range(most):
         ask = user(ask_next(task.question, texts))
-        reads = [said] if said is not None else []
+        reads = [answer] if answer is not None else []
         choice = yield Call("chooser", ask, reads=reads, read=functools.partial(pick, n=END))
         who = int(choice.answer or 1)
-        if who == END and said is not None:
+        if who == END and answer is not None:
             break
-        said = yield _answer(task, prompts, min(who, len(WAYS)) - 1)
-        texts = said.text
-    return said
+        answer = yield _answer(task, prompts, min(who, len(WAYS)) - 1)
+        texts = answer.text
+    return answer
 
 
 @workflow(roles={"speaker": solver, "bidder": team}, families=("math",))
@@ -51,8 +51,8 @@ def auction(task, prompts):
 def in_turn(task, prompts):
     """Every way in turn."""
     for way in range(len(WAYS)):
-        said = yield _answer(task, prompts, way)
-    return said
+        answer = yield _answer(task, prompts, way)
+    return answer
 
 
 def config():

@@ -36,22 +36,22 @@ def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
     if made is None:
         return None
     ask = prompts.generator(question=made.question)
-    said = yield [Call("responder", ask, slot=i, about=made, labels={"of": -1}) for i in range(answers)]
+    replies = yield [Call("responder", ask, slot=i, about=made, labels={"of": -1}) for i in range(answers)]
     if not seats:
-        return said[0]
-    looks = [prompts.evaluator(question=made.question, answer=answer) for answer in said]
+        return replies[0]
+    looks = [prompts.evaluator(question=made.question, answer=answer) for answer in replies]
     yield [
         Call(
             *("verifier", looks[i // votes]),
             slot=i,
-            reads=[said[i // votes]],
+            reads=[replies[i // votes]],
             read=verdict,
             about=made,
             labels={"of": i // votes},  # votes are compared with those on the same answer
         )
         for i in range(min(answers * votes, seats))
     ]
-    return said[0]
+    return replies[0]
 
 
 def speaks(one):
@@ -70,12 +70,12 @@ def _paid(one, rule, votes):
     worth = [0.0] * len(one.calls)
     answers = [i for i, call in enumerate(one.calls) if call.role == "responder"]
     for i in answers:
-        mine = [j for j, call in enumerate(one.calls) if call.role == "verifier" and i in call.reads]
-        said = [one.calls[j].answer for j in mine]
-        for j, agrees in zip(mine, agreement(said)):
+        votes_on = [j for j, call in enumerate(one.calls) if call.role == "verifier" and i in call.reads]
+        verdicts = [one.calls[j].answer for j in votes_on]
+        for j, agrees in zip(votes_on, agreement(verdicts)):
             worth[j] = agrees
         known = float(one.answers[i]) if rule and speaks(one) else 0.0
-        worth[i] = max(known, float(votes and consensus(said)[0] == "Correct"))
+        worth[i] = max(known, float(votes and consensus(verdicts)[0] == "Correct"))
     mean = float(np.mean([worth[i] for i in answers]))
     worth[0] = math.exp(-((mean - 0.5) ** 2) / (2 * (0.5 / 3) ** 2))
     return worth

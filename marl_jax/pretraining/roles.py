@@ -141,9 +141,9 @@ def _choose(task: Task, call: Call, rng: random.Random, skill: Skill) -> int:
 
 def _slip(task: Task, draft: str) -> str:
     """The first step where a draft differs from the right answer that it agrees with longest."""
-    places = _names(task, draft)
+    names = _names(task, draft)
     agreed = [_equal_steps(draft, micro.solution(task, strategy)) for strategy in micro.strategies(task)]
-    return places[min(max(agreed), len(places) - 1)]
+    return names[min(max(agreed), len(names) - 1)]
 
 
 def _equal_steps(draft: str, solution: str) -> int:

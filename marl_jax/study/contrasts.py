@@ -123,9 +123,9 @@ def by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
     return [(run, others[run.config["seed"]]) for run in one.runs if run.config["seed"] in others]
 
 
-def spent(one: Cell, other: Cell, of: str = TOKENS) -> tuple[float, float] | None:
+def spent(one: Cell, other: Cell, key: str = TOKENS) -> tuple[float, float] | None:
     """The mean budgets of two cells over the common seeds whose budgets are known; None without such a seed."""
-    both = [(budget(a, of), budget(b, of)) for a, b in by_seed(one, other)]
+    both = [(budget(a, key), budget(b, key)) for a, b in by_seed(one, other)]
     known = [pair for pair in both if None not in pair]
     if not known:
         return None

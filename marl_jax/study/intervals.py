@@ -1,4 +1,4 @@
-"""How sure an accuracy is: intervals over problems, over problems and seeds, and pass@k.
+"""The uncertainty of accuracies: intervals over problems, over problems and seeds, and pass@k.
 
 Samples of one problem are not independent, so problems are resampled, not samples. Two checkpoints that answered the
 same problems are compared problem by problem, which removes the variance between hard and easy problems. If all

@@ -230,7 +230,7 @@ def _entries(where: str, part: Mapping[str, Any], kind: type) -> Iterator[str]:
 
 
 def _usual(value: float) -> bool:
-    return -LARGEST < value < LARGEST  # a NaN is not
+    return -LARGEST < value < LARGEST  # False for a NaN
 
 
 def _json(value: Any) -> str:

@@ -107,10 +107,10 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
         if type(seed := run.config.get("seed")) is int:
             groups.setdefault(_cell_key(run), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in groups.values()]
-    places = [cell.runs[0].folder.parent.name for cell in cells]
+    parents = [cell.runs[0].folder.parent.name for cell in cells]
     folders = [
-        name if name.startswith(cell.name) and places.count(name) == 1 else ""
-        for cell, name in zip(cells, places)
+        name if name.startswith(cell.name) and parents.count(name) == 1 else ""
+        for cell, name in zip(cells, parents)
     ]
     cells = [dataclasses.replace(cell, folder=name) for cell, name in zip(cells, folders)]
     titles = [cell.folder or cell.name for cell in cells]
@@ -118,7 +118,7 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     details = [
         cell.odd_words
         + (cell.settings if title == cell.name else [])
-        + _steps(cell, [one for one, its in zip(cells, titles) if its == title])
+        + _steps(cell, [one for one, other in zip(cells, titles) if other == title])
         + cell.early_words
         + cell.changed_words
         for cell, title in zip(cells, titles)
@@ -181,7 +181,7 @@ def _distinguished(
 ) -> list[list[str]]:
     """The details of each cell; cells that have title and details in common get more."""
     keys = [(title, *words) for title, words in zip(titles, details)]
-    groups = [[one for one, its in zip(cells, keys) if its == key] for key in keys]
+    groups = [[one for one, other in zip(cells, keys) if other == key] for key in keys]
     return [
         words + more(cell, group) if len(group) > 1 else words
         for cell, words, group in zip(cells, details, groups)
@@ -257,14 +257,14 @@ def measures(run: Run) -> dict[str, Answers]:
     }
     on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: like no other run's
     on_test = [last.get(key) for key in ("data", "problems", "samples")]
-    asked = {name: on_test if name.startswith("test") else on_val for name in found}
-    return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
+    problems = {name: on_test if name.startswith("test") else on_val for name in found}
+    return {name: Answers(problems[name], right) for name, right in found.items() if right is not None}
 
 
-def budget(run: Run, of: str = TOKENS) -> float | None:
+def budget(run: Run, key: str = TOKENS) -> float | None:
     """Mean tokens (or calls) per episode in the last evaluations, else in the final one on test; None in older runs."""
     last = trained(run)[-TERMINAL:] if course(run) else held_out(run)[1:]
-    counts = [record.get(of) for record in last]
+    counts = [record.get(key) for record in last]
     known = [float(value) for value in counts if isinstance(value, int | float)]
     return float(np.mean(known)) if known and len(known) == len(counts) else None
 

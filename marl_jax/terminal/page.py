@@ -193,8 +193,8 @@ def _evaluations(config: RunConfig, tasks: Mapping[str, int]) -> str:
     every, problems = config.evaluation.every, config.evaluation.problems
     if not every:
         return ""
-    if (there := tasks.get("val", problems)) < problems:
-        return f", evaluated every {every} on all {there} problems of val ({problems} were asked for)"
+    if (available := tasks.get("val", problems)) < problems:
+        return f", evaluated every {every} on all {available} problems of val ({problems} were asked for)"
     return f", evaluated every {every} on {problems} problems of val"
 
 

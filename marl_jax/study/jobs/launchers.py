@@ -51,7 +51,7 @@ class Work:
     place: str = dataclasses.field(default_factory=os.getcwd)
 
     def __call__(self) -> list[str] | None:
-        """Why some jobs could not be done; None if it was asked to stop."""
+        """Do the jobs; why some could not be done, or None if it was asked to stop."""
         os.chdir(self.place)
         return matrix.work(self.jobs, self.samples, lambda text: print(text, file=sys.stderr, flush=True))
 

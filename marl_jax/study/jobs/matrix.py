@@ -260,7 +260,7 @@ def _unevaluated(job: Job, step: int) -> bool:
 def check(jobs: Sequence[Job]) -> None:
     """Refuse a matrix with a run that was begun under another configuration."""
     found = [(job, state(job)) for job in jobs]
-    lines = [f"  {job.folder}: {'; '.join(of.problems)}" for job, of in found if of.kind is Kind.CHANGED]
+    lines = [f"  {job.folder}: {'; '.join(now.problems)}" for job, now in found if now.kind is Kind.CHANGED]
     if lines:
         raise FolderError(
             "these runs were begun with something else:\n"

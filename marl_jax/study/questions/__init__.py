@@ -1,1 +1,1 @@
-"""The questions of the study, and what the runs there are answer."""
+"""The questions of the study, and the answers that the existing runs give."""

@@ -176,7 +176,7 @@ def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
 
 
 def _control(pair: Pair) -> str:
-    """How the single agent of a pair is a control: as one call, with equal calls, equal tokens; '' if it is none."""
+    """How the single agent of a pair is a control: as it is, with equal calls or tokens; '' if it is none."""
     if pair.other.config["workflow"]["name"] == "single":
         return SINGLE
     both = {"calls": spent(pair.one, pair.other, CALLS), "tokens": spent(pair.one, pair.other, TOKENS)}
@@ -192,7 +192,7 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
         singles = [pair.other for pair in planned if "workflow.name" in pair.differ]
         # Also a workflow that is only compared with its base, because no single agent made as many steps.
         if singles or (not cell.single and cell.finished and _is_clean(cell) and any(map(course, cell.runs))):
-            (calls, by_calls), (tokens, by_tokens) = (_nearest(cell, singles, of) for of in (CALLS, TOKENS))
+            (calls, by_calls), (tokens, by_tokens) = (_nearest(cell, singles, key) for key in (CALLS, TOKENS))
             rows.append((cell.label, by_calls, by_tokens, calls, tokens))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
@@ -204,15 +204,15 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
     return Table("What the workflows spend", rows, head, how, words=3)
 
 
-def _nearest(cell: Cell, singles: Sequence[Cell], of: str) -> tuple[str, str]:
+def _nearest(cell: Cell, singles: Sequence[Cell], key: str) -> tuple[str, str]:
     """The budget of an episode of a cell, and the single agent whose budget is nearest to it."""
-    own = spent(cell, cell, of)
+    own = spent(cell, cell, key)
     amount = f"{own[0]:.3g}" if own else "not recorded"
-    known = [(both, single) for single in singles if (both := spent(cell, single, of)) and min(both) > 0]
+    known = [(both, single) for single in singles if (both := spent(cell, single, key)) and min(both) > 0]
     if not known:
         return amount, NONE
     (ours, theirs), near = min(known, key=lambda one: abs(log(one[0][0] / one[0][1])))
-    budgets = ((budget(run, of), budget(single, of)) for run, single in by_seed(cell, near))
+    budgets = ((budget(run, key), budget(single, key)) for run, single in by_seed(cell, near))
     ratios = [one / other for one, other in budgets if one and other]
     least, mean, most = (f"{ratio:.2g}" for ratio in (min(ratios), ours / theirs, max(ratios)))
     times = f"x{mean}" if least == most else f"x{mean}, by seed {least} to {most}"
