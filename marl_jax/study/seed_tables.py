@@ -123,7 +123,7 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
 
 
 def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:
-    """Mean and interval over the runs that have values, and their number if some have none; all need as many problems."""
+    """Mean and interval over the runs with values, and their number if some have none; all need as many problems."""
     known = [one for one in values if one is not None]
     if len({len(one) for one in known}) != 1:
         return NONE

@@ -171,10 +171,10 @@ class Live:
         return f"step {step}/{self._steps}"
 
     def _lines(self) -> list[str]:
-        fraction = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
-        filled = int(BAR * fraction)
+        made = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
+        filled = int(BAR * made)
         doing = " ".join(part for part in (self._phase, self._progress) if part)
-        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {fraction:4.0%}"]
+        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {made:4.0%}"]
         lines += [f"now       {doing}"]
         if self._evaluations:
             step = self._evaluations[-1].get("step")
