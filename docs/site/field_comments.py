@@ -2,7 +2,7 @@
 
     slot: int = 0  # which of several parallel calls of the role this is
 
-A comment behind the field counts, else the comment lines directly above it.
+A comment on the line of the field is taken, else the comment lines directly above it.
 """
 
 import ast
@@ -26,7 +26,7 @@ class FieldComments(griffe.Extension):
 
 
 def _comment(lines: list[str], attr: griffe.Attribute) -> str:
-    """The words of the comment at an attribute; "" where there is none."""
+    """The text of the comment at an attribute; "" if there is none."""
     first, last = attr.lineno - 1, (attr.endlineno or attr.lineno) - 1
     _, found, behind = lines[last].partition("  # ")
     if found:

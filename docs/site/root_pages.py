@@ -1,6 +1,6 @@
-"""For mkdocs: README.md and BUILD_NOTES.md of the repository are pages of the site, and README.md its first one.
+"""For mkdocs: README.md and BUILD_NOTES.md of the repository are pages of the site, and README.md is the first one.
 
-They link to `docs/PAGE`, and pages link to `../README.md`; here all lie side by side.
+They link to `docs/PAGE`, and pages link to `../README.md`; on the site all pages are in one folder.
 """
 
 import re
@@ -22,5 +22,5 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **rest: Any) -> str:
-    """Links to the two pages, which lie above `docs` on disk."""
+    """Rewrite links to the two pages, which are in the parent folder of `docs` on disk."""
     return re.sub(r"\]\((\.\./)(?=(?:README|BUILD_NOTES)\.md)", "](", markdown)
