@@ -5,7 +5,7 @@
     ToolRecord the result of one tool
     Leaf       how one path ended
 
-Rewards, workflows that are replayed and transcripts read these; numeric work uses `marl_jax.table`.
+Rewards, replays of workflows and transcripts read these; numeric work uses `marl_jax.table`.
 """
 
 import collections
@@ -25,8 +25,8 @@ class CallRecord:
     slot: int  # which of the role's parallel calls
     turn: int  # how many calls of the same (role, slot) came before in the episode
     prompt_tokens: tuple[int, ...]  # the prompt
-    tokens: tuple[int, ...]  # sampled, including the stop token
-    logprobs: tuple[float, ...]  # of the distribution sampled from
+    tokens: tuple[int, ...]  # the sampled tokens, including the stop token
+    logprobs: tuple[float, ...]  # log-probs of `tokens` under the distribution sampled from
     text: str  # the completion as text
     finish_reason: str  # "stop" | "length"
     answer: str | None  # read by the call's reader, or the task's parser; None when unreadable
@@ -34,24 +34,24 @@ class CallRecord:
     after: int | None = None  # index of the call whose history this one continues
     version: int = 0  # update count of the policy that sampled it
     cut: int = 0  # tokens removed from the middle of a prompt that was too long
-    temperature: float = 1.0  # of sampling
-    # Per token, the ids that top-k/top-p left, if they cut any.
+    temperature: float = 1.0  # sampling temperature
+    # Per token, the ids that top-k/top-p kept; None if they removed none.
     kept: tuple[tuple[int, ...], ...] | None = None
-    kind: str = "team"  # of its role, one of KINDS
+    kind: str = "team"  # kind of its role, one of KINDS
     about: Task | None = None  # the task that it answers, where it differs from its episode's
-    path: tuple[int, ...] = ()  # the branches taken before it, fork by fork
-    labels: Mapping[str, Any] | None = None  # given by the workflow, for groups
+    path: tuple[int, ...] = ()  # the branch taken at each fork before it
+    labels: Mapping[str, Any] | None = None  # the workflow's labels of the call, for keys of groups
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolRecord:
     """The result of one tool; a replay uses it instead of running the tool."""
 
-    name: str  # of the function
-    result: Any  # JSON-like
+    name: str  # name of the function
+    result: Any  # what it returned, JSON-like
     error: str | None = None  # "timeout", or the exception's text
     after_call: int = -1  # index of the last call issued before it
-    path: tuple[int, ...] = ()  # the branches taken before it
+    path: tuple[int, ...] = ()  # the branch taken at each fork before it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", tuple(self.path))  # JSON has lists
@@ -61,7 +61,7 @@ class ToolRecord:
 class Leaf:
     """How one path through the forks of an episode ended."""
 
-    path: tuple[int, ...]  # the branches taken
+    path: tuple[int, ...]  # the branch taken at each fork
     answer: str | None  # returned by the workflow on this path
     error: str | None = None  # the exception that ended it early, if one did
     outcome: Any = None  # grade of the answer; None until it is graded
@@ -71,24 +71,24 @@ class Leaf:
 class Episode:
     """One run of a workflow on one task: its calls in order, and the grades once it is graded.
 
-    An episode that forks is a tree. Each of its paths is viewed as an episode as if it had no siblings. Indices of
-    calls (`reads`, `after`, `after_call`) count on the path.
+    An episode that forks is a tree; each of its paths can be viewed as an episode without forks. Indices of calls
+    (`reads`, `after`, `after_call`) count along the path.
     """
 
     task: Task  # the problem
     sample: int  # which of the task's episodes
-    workflow: str  # its name
+    workflow: str  # name of the workflow
     calls: tuple[CallRecord, ...]  # in the order in which they were made
     answer: str | None  # returned by the workflow
-    tools: tuple[ToolRecord, ...] = ()  # results of its tools, in the same order
+    tools: tuple[ToolRecord, ...] = ()  # results of its tools, in the order in which they were called
     error: str | None = None  # the exception that ended it early, if one did
-    seconds: float = 0.0  # wall time; the only field that two equal runs may not share
+    seconds: float = 0.0  # wall time; the only field that may differ between two equal runs
     key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness
     outcome: Any = None  # grade of the answer, between 0 and 1; None until it is graded
-    # By call, the grade of a solver's answer (0 if unreadable); None for others.
+    # For each call, the grade of a solver's answer (0 if unreadable); None for other kinds.
     answers: tuple[float | None, ...] = ()
-    path: tuple[int, ...] = ()  # the branches taken at its forks
-    leaves: tuple[Leaf, ...] = ()  # of a tree: how its paths ended; its `outcome` is their mean
+    path: tuple[int, ...] = ()  # the branch taken at each fork
+    leaves: tuple[Leaf, ...] = ()  # how its paths ended, if it forks; its `outcome` is their mean
 
     @property
     def episode(self) -> "Episode":
@@ -102,26 +102,26 @@ class Episode:
 
 
 def ends_of(episode: Episode, call: CallRecord) -> list[Any]:
-    """The paths that a call is on; the episode itself where it does not fork."""
+    """The leaves of the paths through a call; [episode] if the episode does not fork."""
     return [leaf for leaf in episode.leaves if leaf.path[: len(call.path)] == call.path] or [episode]
 
 
-def places_of(episode: Episode) -> Iterable[int]:
+def indices_on_path(episode: Episode) -> Iterable[int]:
     """The index of each call on its path."""
     if not episode.leaves:
         return range(len(episode.calls))
     sizes = collections.Counter(call.path for call in episode.calls)
     before = {path: sum(sizes[path[:depth]] for depth in range(len(path))) for path in sizes}
     count: collections.Counter[tuple[int, ...]] = collections.Counter()
-    places = []
+    indices = []
     for call in episode.calls:
-        places.append(before[call.path] + count[call.path])
+        indices.append(before[call.path] + count[call.path])
         count[call.path] += 1
-    return places
+    return indices
 
 
 def path_of(bare: Episode, leaf: Leaf) -> Episode:
-    """The path to a leaf as an episode that does not fork, without its calls."""
+    """The path to a leaf as an episode without forks; its calls are left out."""
     tools = tuple(tool for tool in bare.tools if leaf.path[: len(tool.path)] == tool.path)
     ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}
     return dataclasses.replace(bare, tools=tools, leaves=(), **ending)

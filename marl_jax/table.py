@@ -1,12 +1,12 @@
 """The table of a step: one row per call, from the end of a rollout to the gradient and the report.
 
-    whose   episode path task call role slot turn policy version  the rollout
-    sampled prompt tokens logprobs kept (ragged), temperature     the rollout
-    read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
-    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.estimators`; the run
+    identity  episode path task call role slot turn policy version  added by the rollout
+    sampled   prompt tokens logprobs kept (ragged), temperature     the rollout
+    read      text answer kind choice; grade outcome                the rollout; `rewards.grading`
+    credit    components reward; group advantage penalty; trains    `rewards.credit`; `learning.estimators`; the run
 
-Each later stage is a function that adds columns or reads them. Columns of numbers are arrays of numpy, or of JAX under
-`jit`; texts and the facts of episodes stay on the host. `Table.episodes()` shows the same rows episode by episode.
+Each later stage is a function that adds columns or reads them. Columns of numbers are numpy arrays, or JAX arrays under
+`jit`; texts and records of episodes stay on the host. `Table.episodes()` shows the same rows episode by episode.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marl_jax.episodes import CallRecord, Episode, ends_of, path_of, places_of
+from marl_jax.episodes import CallRecord, Episode, ends_of, indices_on_path, path_of
 from marl_jax.errors import RunError
 from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, path_tuples, take
 from marl_jax.task import Task
 
-KINDS = ("solver", "judge", "picker", "planner", "team")  # of roles, see `workflows.Kind`
+KINDS = ("solver", "judge", "picker", "planner", "team")  # kinds of roles, see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
 VERDICTS = {"Correct": 1, "Incorrect": 0}
 
@@ -36,54 +36,54 @@ class SharedId(RunError, ValueError):
 class Table:
     """Columns of N calls; the calls of an episode are adjacent and in order. NaN is a missing number.
 
-    A call before a fork is one row, however many paths go on from it; `paths` gives each path rows of its own.
+    A call before a fork is one row, shared by all paths that continue from it; `paths` gives each path rows of its own.
     """
 
-    # Whose
+    # Identity
     episode: Any  # Int[N], its episode, an index into `bare_episodes`
-    task: Any  # Int[N], equal for calls about one task
-    path: Any  # Int[N, D], branches taken before it, padded with -1
-    call: Any  # Int[N], its place on its path
-    role: Any  # Int[N], into `roles`
+    task: Any  # Int[N], a number of its task, equal for calls about the same task
+    path: Any  # Int[N, D], the branch taken at each fork before it, padded with -1
+    call: Any  # Int[N], its index on its path
+    role: Any  # Int[N], index into `roles`
     slot: Any  # Int[N], which of the role's parallel calls
-    turn: Any  # Int[N], calls of the same role and slot before it in the episode
-    policy: Any  # Int[N], into `policies`
+    turn: Any  # Int[N], number of calls of the same role and slot before it in the episode
+    policy: Any  # Int[N], index into `policies`
     version: Any  # Int[N], update count of the policy
-    reads: Any  # Int[N, R], places on the path of the calls whose outputs its prompt shows, padded with -1
-    after: Any  # Int[N], place of the call whose history it goes on from; -1 for none
+    reads: Any  # Int[N, R], indices on its path of the calls whose outputs its prompt shows, padded with -1
+    after: Any  # Int[N], index on its path of the call whose history it continues; -1 for none
     # Sampled
     prompt: Any  # Ragged Int: the tokens of the prompt
-    tokens: Any  # Ragged Int: sampled, including the stop token
-    logprobs: Any  # Ragged Float, of the distribution sampled from
-    kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, padded with -1; None where all stay
-    length: Any  # Int[N], sampled tokens
-    temperature: Any  # Float[N], of sampling
+    tokens: Any  # Ragged Int: the sampled tokens, including the stop token
+    logprobs: Any  # Ragged Float: log-probs of `tokens` under the distribution sampled from
+    kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p kept, padded with -1; None: all ids
+    length: Any  # Int[N], number of sampled tokens
+    temperature: Any  # Float[N], sampling temperature
     truncated: Any  # Bool[N], it reached max_new_tokens without a stop
     cut: Any  # Int[N], tokens removed from a prompt that was too long
     # Read
-    kind: Any  # Int[N], into KINDS
+    kind: Any  # Int[N], kind of its role, index into KINDS
     readable: Any  # Bool[N], an answer could be read from the completion
-    choice: Any  # Int[N]: a judge's 1 for Correct and 0 for Incorrect, a picker's number from 1; else -1
-    sound: Any  # Bool[N], its episode, or a path that it is on, ended without an error
-    grade: Any = None  # Float[N], of a solver's answer, 0 if unreadable; NaN for others
-    outcome: Any = None  # Float[N], of its episode's answer; the mean over the paths that it is on
-    # Worth
-    components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]} of the reward
+    choice: Any  # Int[N]: a judge's verdict (1 Correct, 0 Incorrect), a picker's number from 1; else -1
+    sound: Any  # Bool[N], its episode, or at least one path through it, ended without an error
+    grade: Any = None  # Float[N], grade of a solver's answer, 0 if unreadable; NaN for other kinds
+    outcome: Any = None  # Float[N], grade of its episode's answer; the mean over the paths through the call
+    # Credit
+    components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]}, of the reward
     reward: Any = None  # Float[N], the sum of its components
-    penalty: Any = None  # Float[N] for its length, on top of the reward; None where no penalty is set
-    group: Any = None  # Int[N], which rewards it is compared with
+    penalty: Any = None  # Float[N], added to the reward for its length; None where no length penalty is set
+    group: Any = None  # Int[N], the group whose rewards it is compared with; -1 for no group
     advantage: Any = None  # Float[N], how much better it did than its group
     weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1
-    clip_low: Any = None  # Float[N], the lower end of its clip range; None: the loss's
-    clip_high: Any = None  # Float[N], the upper end
-    spoken: Any = None  # Ragged Bool like `tokens`: those that count in the loss; None: all
+    clip_low: Any = None  # Float[N], the lower end of its clip range; None: that of the loss
+    clip_high: Any = None  # Float[N], the upper end of its clip range
+    spoken: Any = None  # Ragged Bool like `tokens`: whether the token counts in the loss; None: all do
     trains: Any = None  # Bool[N], whether its policy learns from it
     # On the host
-    roles: tuple[str, ...] = ()  # names that `role` points at
-    policies: tuple[str, ...] = ()  # names that `policy` points at
+    roles: tuple[str, ...] = ()  # names that `role` indexes
+    policies: tuple[str, ...] = ()  # names that `policy` indexes
     text: tuple[str, ...] = ()  # [N], the completion as text
     answer: tuple[str | None, ...] = ()  # [N], read from the text; None where unreadable
-    # [N], of calls about another task than their episode's; () if none is.
+    # [N], the call's task where it differs from its episode's, else None; () if no call has such a task.
     about: tuple[Task | None, ...] = ()
     labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], the workflow's labels of each call
     bare_episodes: tuple[Episode, ...] = ()  # the episodes, without their calls
@@ -93,20 +93,20 @@ class Table:
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> "Table":
-        """The table of episodes, and of their grades where they have some."""
-        calls = [call for one in episodes for call in one.calls]
-        owners = [one for one in episodes for _ in one.calls]
-        ends = [ends_of(one, call) for one, call in zip(owners, calls)]
-        ended = all(one.outcome is not None for one in episodes)
-        graded = ended and all(len(one.answers) == len(one.calls) for one in episodes)
-        made = cls.make(
+        """The table of these episodes, with their grades if all are graded."""
+        calls = [call for episode in episodes for call in episode.calls]
+        owners = [episode for episode in episodes for _ in episode.calls]
+        ends = [ends_of(episode, call) for episode, call in zip(owners, calls)]
+        has_outcomes = all(episode.outcome is not None for episode in episodes)
+        graded = has_outcomes and all(len(episode.answers) == len(episode.calls) for episode in episodes)
+        table = cls.make(
             role=[call.role for call in calls],
             policy=[call.policy for call in calls],
             prompt=[call.prompt_tokens for call in calls],
             tokens=[call.tokens for call in calls],
             logprobs=[call.logprobs for call in calls],
             kept=[call.kept for call in calls],
-            task=[(call.about or one.task).id for call, one in zip(calls, owners)],
+            task=[(call.about or episode.task).id for call, episode in zip(calls, owners)],
             slot=[call.slot for call in calls],
             turn=[call.turn for call in calls],
             version=[call.version for call in calls],
@@ -115,22 +115,22 @@ class Table:
             cut=[call.cut for call in calls],
             readable=[call.answer is not None for call in calls],
         )
-        return made.replace(
-            episode=_owners([len(one.calls) for one in episodes]),
+        return table.replace(
+            episode=_owners([len(episode.calls) for episode in episodes]),
             path=padded([call.path for call in calls]),
-            call=ints(place for one in episodes for place in places_of(one)),
+            call=ints(index for episode in episodes for index in indices_on_path(episode)),
             reads=padded([call.reads for call in calls]),
             after=ints(-1 if call.after is None else call.after for call in calls),
             kind=ints(KINDS.index(call.kind) for call in calls),
             choice=ints(_choice(call.kind, call.answer) for call in calls),
-            sound=np.array([any(end.error is None for end in some) for some in ends], bool),
-            grade=floats(grade for one in episodes for grade in one.answers) if graded else None,
-            outcome=floats(map(_mean, ends)) if ended else None,
+            sound=np.array([any(end.error is None for end in of_call) for of_call in ends], bool),
+            grade=floats(grade for episode in episodes for grade in episode.answers) if graded else None,
+            outcome=floats(map(_mean_outcome, ends)) if has_outcomes else None,
             text=tuple(call.text for call in calls),
             answer=tuple(call.answer for call in calls),
-            about=_abouts(call.about for call in calls),
+            about=_about_column(call.about for call in calls),
             labels=tuple(call.labels for call in calls),
-            bare_episodes=tuple(dataclasses.replace(one, calls=(), answers=()) for one in episodes),
+            bare_episodes=tuple(dataclasses.replace(episode, calls=(), answers=()) for episode in episodes),
             reward=None,
             advantage=None,
         )
@@ -147,7 +147,7 @@ class Table:
         kept: Sequence[Any] | None = None,
         **columns: Any,
     ) -> "Table":
-        """A table with the columns of a learner: calls by their role and policy, and other columns by name."""
+        """A table with the columns that a learner reads, from lists of N; `columns` sets further columns by name."""
         count = len(role)
         lengths = ints(len(row) for row in tokens)
         lists = {"policy": policy, "prompt": prompt, "tokens": tokens, "logprobs": logprobs, **columns}
@@ -162,12 +162,12 @@ class Table:
             columns["task"] = dense(columns["task"])
         if columns.get("spoken") is not None:
             columns["spoken"] = Ragged.of(columns["spoken"], bool)
-        given: dict[str, Any] = {
+        converted: dict[str, Any] = {
             name: values if isinstance(values, Ragged) else np.asarray(values, DTYPES.get(name, np.int32))
             for name, values in columns.items()
             if values is not None and name not in TEXTS
         }
-        given |= {name: tuple(columns[name]) for name in TEXTS if columns.get(name) is not None}
+        converted |= {name: tuple(columns[name]) for name in TEXTS if columns.get(name) is not None}
         roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
         table = cls(
             episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,
@@ -193,7 +193,7 @@ class Table:
             roles=roles,
             policies=policies,
         )  # fmt: skip
-        return table.replace(**given)
+        return table.replace(**converted)
 
     def replace(self, **columns: Any) -> "Table":
         """The same table with these columns; lists of numbers become arrays."""
@@ -201,9 +201,9 @@ class Table:
         return dataclasses.replace(self, **columns | arrays)
 
     def take(self, rows: Any) -> "Table":
-        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still refer to whole episodes.
+        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still count in complete episodes.
 
-        For the learner; credit and views need whole episodes, see `of_episodes`.
+        This is for the learner; credit and views need complete episodes, see `of_episodes`.
         """
         rows = np.asarray(rows)
         rows = np.arange(len(self))[rows] if rows.dtype == bool else rows.astype(np.int64)
@@ -215,22 +215,22 @@ class Table:
         return self.replace(**taken, **texts, components=components)
 
     def of_episodes(self, numbers: Sequence[int]) -> "Table":
-        """These whole episodes, in this order."""
+        """All rows of these episodes, in this order."""
         self.need_episodes()
-        every = self._rows()
-        rows = [every[number] for number in numbers]
+        rows_of = self._rows_by_episode()
+        rows = [rows_of[number] for number in numbers]
         bare_episodes = tuple(self.bare_episodes[number] for number in numbers)
         table = self.take(np.concatenate([*rows, np.zeros(0, np.int64)]))
         return table.replace(episode=_owners(map(len, rows)), bare_episodes=bare_episodes)
 
-    def _rows(self) -> list[np.ndarray]:
-        """The rows of each episode."""
+    def _rows_by_episode(self) -> list[np.ndarray]:
+        """The indices of the rows of each episode."""
         first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
         return [np.arange(*ends) for ends in itertools.pairwise(first)]
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
-        """One table below the other, each with its episodes and groups; roles, policies, tasks of one name are one."""
+        """The tables one below the other. Roles, policies and tasks are matched by name; episodes and groups not."""
         first = tables[0]
         if len(tables) == 1:
             return first
@@ -239,7 +239,7 @@ class Table:
         joined = {
             name: concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
         }
-        joined |= _given_in_some(tables)
+        joined |= _columns_of_some(tables)
         joined["kept"] = _concat_kept(tables)
         for name, names in (("role", "roles"), ("policy", "policies")):
             known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
@@ -248,11 +248,11 @@ class Table:
         offsets = np.cumsum([0, *(len(table.bare_episodes) for table in tables)])
         joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
         if all(table.group is not None for table in tables):
-            before = np.cumsum([0, *(table.group.max(initial=-1) + 1 for table in tables)])
-            groups = [np.where(t.group < 0, t.group, t.group + k) for t, k in zip(tables, before)]
+            groups_before = np.cumsum([0, *(table.group.max(initial=-1) + 1 for table in tables)])
+            groups = [np.where(t.group < 0, t.group, t.group + k) for t, k in zip(tables, groups_before)]
             joined["group"] = np.concatenate(groups).astype(first.group.dtype)
-        every = tuple(bare for table in tables for bare in table.bare_episodes)
-        if every:
+        bare_episodes = tuple(bare for table in tables for bare in table.bare_episodes)
+        if bare_episodes:
             tasks = (table.task_of(row) for table in tables for row in range(len(table)))
             joined["task"] = dense([task.id for task in tasks])
         components = {}
@@ -262,35 +262,35 @@ class Table:
         texts = {
             name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS[:2]
         }
-        texts["about"] = _abouts(one for t in tables for one in t.about or (None,) * len(t))
+        texts["about"] = _about_column(task for t in tables for task in t.about or (None,) * len(t))
         if any(table.labels for table in tables):
-            texts["labels"] = tuple(one for t in tables for one in t.labels or (None,) * len(t))
-        whole = first.replace(**joined, **texts, components=components, bare_episodes=every)
-        whole.need_own_ids()
-        return whole
+            texts["labels"] = tuple(labels for t in tables for labels in t.labels or (None,) * len(t))
+        result = first.replace(**joined, **texts, components=components, bare_episodes=bare_episodes)
+        result.need_own_ids()
+        return result
 
     def numbers(self) -> "Table":
-        """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
+        """The columns that may enter `jit`; `rewards.credit` registers tables as pytrees."""
         if self.forked:
             raise ValueError("this table has episodes that fork: take the numbers of its paths()")
-        ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
-        return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **ragged)
+        no_ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
+        return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **no_ragged)
 
     def need(self, **columns: str) -> None:
-        """Refuse a table without these columns, {column: the function that adds it}."""
-        for column, adds in columns.items():
+        """Raise if the table lacks one of these columns, {column: the function that adds it}."""
+        for column, adder in columns.items():
             if getattr(self, column) is None:
-                raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
+                raise ValueError(f"the table has no column {column!r}: {adder}() adds it")
 
     def need_episodes(self) -> None:
-        """Refuse a table of `make`, whose calls belong to no episodes."""
+        """Raise if the table was built by `make`, so that its calls belong to no episodes."""
         if len(self) and not self.bare_episodes:
             raise ValueError(
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
 
     def need_own_ids(self, others: Iterable[Task] = ()) -> None:
-        """Refuse two problems, here or among `others`, under one id: they would be one group, and one in a file."""
+        """Raise if two different problems, here or among `others`, have one id: groups and files would mix them up."""
         known = {task.id: task for task in others}
         for task in (*(bare.task for bare in self.bare_episodes), *filter(None, self.about)):
             first = known.setdefault(task.id, task)
@@ -307,17 +307,17 @@ class Table:
 
     @property
     def parent(self) -> np.ndarray:
-        """Int[N]: the fork that it is below, equal for the calls of all its branches; -1 where there was none."""
+        """Int[N]: a number of the last fork before the call, equal in all its branches; -1 without a fork."""
         owners = zip(self.episode.tolist(), path_tuples(self.path))
         return dense([None, *((number, path[:-1]) if path else None for number, path in owners)])[1:] - 1
 
     @property
     def branch(self) -> np.ndarray:
-        """Int[N]: which branch of that fork it is in; -1 where there was none."""
+        """Int[N]: the branch that the call is in at its `parent` fork; -1 without a fork."""
         return ints(path[-1] if path else -1 for path in path_tuples(self.path))
 
     def paths(self) -> tuple["Table", np.ndarray]:
-        """Each path as an episode without forks, with rows of its own; and for each of those rows, its row in self."""
+        """(a table in which each path is an episode of its own, for each of its rows the row in self)."""
         return self._paths if self.forked else (self, np.arange(len(self)))
 
     @functools.cached_property
@@ -325,35 +325,35 @@ class Table:
         """Cached, since a step needs them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
-        for bare, mine in zip(self.bare_episodes, self._rows()):
+        for bare, of_episode in zip(self.bare_episodes, self._rows_by_episode()):
             for leaf in bare.leaves:
                 flat_episodes.append(path_of(bare, leaf))
-                rows.append(mine[_on(self.path[mine], leaf.path)])
+                rows.append(of_episode[_on_path(self.path[of_episode], leaf.path)])
             if not bare.leaves:
                 flat_episodes.append(bare)
-                rows.append(mine)
-        every = np.concatenate([*rows, np.zeros(0, np.int64)])
+                rows.append(of_episode)
+        row_in_self = np.concatenate([*rows, np.zeros(0, np.int64)])
         owners = _owners(map(len, rows))
         ends = [flat_episodes[owner] for owner in owners.tolist()]
-        flat = self.take(every).replace(
+        flat = self.take(row_in_self).replace(
             episode=owners,
             bare_episodes=tuple(flat_episodes),
             sound=np.array([end.error is None for end in ends], bool),
             outcome=None if self.outcome is None else floats(end.outcome for end in ends),
         )
-        return flat, every
+        return flat, row_in_self
 
     def role_of(self, row: int) -> str:
         """Name of a row's role."""
         return self.roles[self.role[row]]
 
     def task_of(self, row: int) -> Task:
-        """The task of the call: `Call.about` where it was given, else its episode's task."""
+        """The task of the call: its `Call.about` if it has one, else its episode's task."""
         about = self.about[row] if self.about else None
         return about or self.bare_episodes[self.episode[row]].task
 
     def present(self, column: Literal["role", "policy"] = "role") -> list[str]:
-        """The roles, or the policies, that have rows, in order of appearance."""
+        """The names of the roles, or policies, that have rows, in order of appearance."""
         names = self.roles if column == "role" else self.policies
         return [names[code] for code in dict.fromkeys(getattr(self, column).tolist())]
 
@@ -366,7 +366,7 @@ class Table:
         return chosen
 
     def episodes(self) -> list[Episode]:
-        """Views by episode, path by path: calls in order, texts, which call read which, and grades where they exist."""
+        """Views by episode, one per path: calls in order, texts, which call read which, and grades if present."""
         self.need_episodes()
         if self.forked:
             return self.paths()[0].episodes()
@@ -378,8 +378,8 @@ class Table:
             for number, grade in zip(self.episode.tolist(), self.grade.tolist()):
                 grades[number].append(None if grade != grade else grade)
         return [
-            dataclasses.replace(bare, calls=tuple(its), answers=tuple(given))
-            for bare, its, given in zip(self.bare_episodes, calls, grades)
+            dataclasses.replace(bare, calls=tuple(episode_calls), answers=tuple(episode_grades))
+            for bare, episode_calls, episode_grades in zip(self.bare_episodes, calls, grades)
         ]
 
     def _record(self, row: int) -> CallRecord:
@@ -398,7 +398,7 @@ class Table:
             text=self.text[row],
             finish_reason="length" if self.truncated[row] else "stop",
             answer=self.answer[row],
-            reads=tuple(place for place in self.reads[row].tolist() if place >= 0),
+            reads=tuple(index for index in self.reads[row].tolist() if index >= 0),
             after=None if after < 0 else after,
             version=int(self.version[row]),
             cut=int(self.cut[row]),
@@ -406,7 +406,7 @@ class Table:
             kept=kept,
             kind=KINDS[self.kind[row]],
             about=self.about[row] if self.about else None,
-            path=tuple(way for way in self.path[row].tolist() if way >= 0),
+            path=tuple(branch for branch in self.path[row].tolist() if branch >= 0),
             labels=self.labels[row] if self.labels else None,
         )
 
@@ -421,33 +421,33 @@ DTYPES = {
 }
 
 
-def _abouts(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
-    """() where every call is about its episode's task."""
-    given = tuple(tasks)
-    return given if any(given) else ()
+def _about_column(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
+    """The column `about`; () if every call is about its episode's task."""
+    column = tuple(tasks)
+    return column if any(column) else ()
 
 
 def _problem(task: Task) -> tuple[str, ...]:
-    """A key of the fields by which a task is shown and graded; lists and tuples in tests are equal, as in a file."""
+    """The fields by which a task is shown and graded, as a key. Lists and tuples in tests are equal, as in a file."""
     tests = json.dumps([task.tests, task.public_tests], sort_keys=True, default=repr)
     return task.family, task.question, task.gold, tests
 
 
-def _mean(ends: Sequence[Any]) -> float:
+def _mean_outcome(ends: Sequence[Any]) -> float:
     return sum(end.outcome for end in ends) / len(ends)
 
 
 def _owners(sizes: Iterable[int]) -> np.ndarray:
-    """Int[N]: 0, 1, 2, ..., each as often as its size says."""
+    """Int[N]: the index of each row's owner, from the number of rows of each owner: [2, 3] -> 0 0 1 1 1."""
     counts = ints(sizes)
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
-def _on(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:
-    """Bool[n]: the calls, by their paths [n, D], that are on the path to this leaf."""
-    ways = np.full(max(paths.shape[1], len(leaf)), -1)
-    ways[: len(leaf)] = leaf
-    return ((paths == ways[: paths.shape[1]]) | (paths < 0)).all(axis=1)
+def _on_path(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:
+    """Bool[n]: whether the calls with these paths [n, D] are on the path to this leaf."""
+    branches = np.full(max(paths.shape[1], len(leaf)), -1)
+    branches[: len(leaf)] = leaf
+    return ((paths == branches[: paths.shape[1]]) | (paths < 0)).all(axis=1)
 
 
 def _choice(kind: str, answer: str | None) -> int:
@@ -457,36 +457,36 @@ def _choice(kind: str, answer: str | None) -> int:
     return min(int((answer or "0")[:10]), 1 << 30) if readable else -1
 
 
-def _given_in_some(tables: Sequence[Table]) -> dict[str, Any]:
-    """The columns that some tables have and some leave out, with the value that they then stand for."""
-    some = lambda name: {getattr(table, name) is None for table in tables} == {True, False}
-    if some("clip_low") or some("clip_high"):
+def _columns_of_some(tables: Sequence[Table]) -> dict[str, Any]:
+    """The joined columns that only some tables have; in the others, None becomes the value that it stands for."""
+    in_some = lambda name: {getattr(table, name) is None for table in tables} == {True, False}
+    if in_some("clip_low") or in_some("clip_high"):
         raise ValueError(
             "some tables have clip ranges of their own and some do not: set them in all, or in none"
         )
     columns: dict[str, Any] = {}
     for name, value in {"weight": 1.0, "penalty": 0.0}.items():
-        if some(name):
-            given = ((getattr(table, name), len(table)) for table in tables)
-            columns[name] = np.concatenate([np.full(n, value) if one is None else one for one, n in given])
-    if some("spoken"):
-        whole = lambda table: Ragged.of([np.ones(n, bool) for n in table.length], bool)
-        parts = [whole(table) if table.spoken is None else table.spoken for table in tables]
-        columns["spoken"] = Ragged.concat(parts)
+        if in_some(name):
+            parts = ((getattr(table, name), len(table)) for table in tables)
+            columns[name] = np.concatenate([np.full(n, value) if x is None else x for x, n in parts])
+    if in_some("spoken"):
+        all_tokens = lambda table: Ragged.of([np.ones(n, bool) for n in table.length], bool)
+        masks = [all_tokens(table) if table.spoken is None else table.spoken for table in tables]
+        columns["spoken"] = Ragged.concat(masks)
     return columns
 
 
 def _concat_kept(tables: Sequence[Table]) -> Ragged | None:
-    """Pad sets of ids to the widest; a table in which all ids are kept has empty sets."""
+    """The joined sets of ids, padded to the widest; the rows of a table in which all ids are kept have length 0."""
     widths = [0 if table.kept is None else table.kept.values.shape[1] for table in tables]
     if not any(widths):
         return None
     parts = []
     for table, width in zip(tables, widths):
-        none = np.zeros(len(table), np.int64)
-        kept = table.kept or Ragged(np.zeros((0, width), np.int32), none, none)
+        zeros = np.zeros(len(table), np.int64)
+        kept = table.kept or Ragged(np.zeros((0, width), np.int32), zeros, zeros)
         if width < max(widths):
-            wide = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
-            kept = dataclasses.replace(kept, values=wide)
+            widened = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
+            kept = dataclasses.replace(kept, values=widened)
         parts.append(kept)
     return Ragged.concat(parts)
