@@ -2,9 +2,9 @@
 
     {"learner.loss.clip_low": "0.1"}  ──►  the value of the field's type  ──►  a tree with that field
 
-A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`. A dataclass that calls `check` when it is
-made refuses all other values. No function here stops at the first mistake: each is one line of a list, and the
-valid fields are still checked.
+A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`. A dataclass that calls `check` in its
+`__post_init__` refuses all other values. No function here stops at the first mistake: mistakes are collected, one
+line each, and the valid fields are still checked.
 """
 
 import copy
@@ -32,7 +32,7 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_WORDS = {"true": True, "false": False, "none": None, "null": None}  # where the annotation allows any value
+_WORDS = {"true": True, "false": False, "none": None, "null": None}  # if the annotation allows any value
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
 
 
@@ -41,7 +41,7 @@ class Mismatch(ValueError):
 
 
 class Misbuilt(Mismatch):
-    """A value of the right kind cannot become that of its field; the text is the reason, within it."""
+    """A value has the right kind, such as a JSON object, but wrong content; the text describes the content needed."""
 
 
 class Refused(ValueError):
@@ -57,10 +57,10 @@ class Text(str):
 
 
 def change(base: T, texts: Iterable[tuple[str, str | None]]) -> tuple[T, list[str]]:
-    """`base` with the fields at these dotted paths set from their strings, and all mistakes.
+    """Set fields of `base` by (dotted path, string); returns the new tree and all mistakes.
 
-    An entry of a mapping is set by its key: ("policies.map.evaluator", "p0"). A text of None is a bare switch: true.
-    A tree that its class refuses is returned all the same, so that it can be checked further.
+    An entry of a mapping is set by its key: ("policies.map.evaluator", "p0"). None instead of a string means true.
+    The tree is returned even if its class refuses it, so that it can be checked further.
     """
     read, problems = read_texts(type(base), texts)
     changes: dict[Path, Any] = {}
@@ -73,7 +73,7 @@ def change(base: T, texts: Iterable[tuple[str, str | None]]) -> tuple[T, list[st
 def read_texts(
     cls: type, texts: Iterable[tuple[str, str | None]]
 ) -> tuple[list[tuple[Path, Path, Any]], list[str]]:
-    """[(path of a field of `cls`, keys inside its mapping, value)], and mistakes that show without other fields."""
+    """[(path of a field of `cls`, keys inside its mapping, value)], and the mistakes in single fields."""
     read, problems = [], []
     for name, text in texts:
         try:
@@ -108,22 +108,22 @@ def from_json(cls: type[T], value: Any) -> T:
 
 
 def filled(cls: Any, value: Any) -> Any:
-    """The JSON of a `cls`, with the defaults of fields that did not exist when it was written."""
+    """The JSON object of a `cls`; fields that did not exist when it was written get their defaults."""
     if not (_is_tree(cls) and isinstance(value, Mapping)):
         return value
-    whole, hints = dict(value), annotations(cls)
+    result, hints = dict(value), annotations(cls)
     for field in dataclasses.fields(cls):
         if field.name in value:
-            whole[field.name] = filled(hints[field.name], value[field.name])
+            result[field.name] = filled(hints[field.name], value[field.name])
         elif field.default is not dataclasses.MISSING:
-            whole[field.name] = to_json(field.default)
+            result[field.name] = to_json(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            whole[field.name] = to_json(field.default_factory())
-    return whole
+            result[field.name] = to_json(field.default_factory())
+    return result
 
 
 def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a tree as `from_json` would make them (1 as 1.0, a list as a tuple), and what does not fit."""
+    """The fields of a tree converted as by `from_json` (1 to 1.0, a list to a tuple), and a line for each misfit."""
     problems: list[str] = []
     cls: Any = type(tree)
     return {
@@ -132,9 +132,9 @@ def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def check(tree: Any) -> None:
-    """Refuse a field that is not of its type, or beyond a bound; for `__post_init__`.
+    """Raise if a field has the wrong type or is out of bounds; for `__post_init__`.
 
-    Values become what `from_json` would make them.
+    Values are converted as by `from_json`.
     """
     values, problems = fit(tree)
     for name, value in values.items():
@@ -144,14 +144,14 @@ def check(tree: Any) -> None:
 
 
 def out_of_bounds(tree: Any, prefix: str = "") -> Iterator[str]:
-    """A line for every value that is beyond a bound of its field; None is within all bounds."""
+    """A line for every value that violates a bound of its field; None violates no bound."""
     cls: Any = type(tree)
     for name, hint in _bounded_hints(cls).items():
-        yield from _beyond(hint, getattr(tree, name), prefix + name)
+        yield from _violations(hint, getattr(tree, name), prefix + name)
 
 
 def misfit(annotation: Any, value: Any) -> str | None:
-    """What a value must be that is not of this type; None where it is."""
+    """If the value does not fit the type: a description of values that do; else None."""
     try:
         _cast(annotation, value)
     except Mismatch as error:
@@ -167,27 +167,27 @@ def annotations(cls: Any) -> Mapping[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
-    """ ": did you mean 'x'?"; where no name is close, `otherwise`, or the list of names."""
+    """ ": did you mean 'x'?"; if no name is close, `otherwise`, or the list of known names."""
     known = list(known)
     if close := difflib.get_close_matches(name, known, 1, cutoff):
         return f": did you mean '{close[0]}'?"
     return otherwise or f"; there is: {', '.join(known) or 'nothing'}"
 
 
-# The usual type first: an abstract class takes longer to check than the rest of a request to an engine.
+# It tries `int` first: checking the abstract class alone takes longer than all the rest of an engine's request.
 def is_whole(value: Any) -> bool:
-    """Whether it is an integer, of Python or of numpy; a bool is not one."""
+    """Whether it is a Python or numpy integer; a bool is not one."""
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def require(condition: Any, message: str) -> None:
-    """A ValueError with this message where the condition does not hold."""
+    """Raise a ValueError with this message unless the condition is true."""
     if not condition:
         raise ValueError(message)
 
 
 def paths(cls: Any, prefix: str = "") -> Iterator[str]:
-    """Every field that can be set, by its dotted path."""
+    """The dotted path of every field that can be set."""
     for name, annotation in annotations(cls).items():
         if _is_tree(annotation):
             yield from paths(annotation, f"{prefix}{name}.")
@@ -198,16 +198,16 @@ def paths(cls: Any, prefix: str = "") -> Iterator[str]:
 # ---------------------------------------------------------------- values
 
 
-def _beyond(hint: Any, value: Any, where: str) -> Iterator[str]:
-    """A line for every bound of the annotation that this value, or an entry of it, is beyond."""
+def _violations(hint: Any, value: Any, where: str) -> Iterator[str]:
+    """A line for every bound of the annotation that this value, or an entry of it, violates."""
     if dataclasses.is_dataclass(value):
         yield from out_of_bounds(value, f"{where}.")
     elif _is_mapping(hint):
         for key, entry in value.items():
-            yield from _beyond(typing.get_args(hint)[1], entry, f"{where}.{key}")
+            yield from _violations(typing.get_args(hint)[1], entry, f"{where}.{key}")
     elif typing.get_origin(hint) is tuple:
         for entry in value:
-            yield from _beyond(typing.get_args(hint)[0], entry, where)
+            yield from _violations(typing.get_args(hint)[0], entry, where)
     for bound in getattr(hint, "__metadata__", ()) if value is not None else ():
         match bound:
             case Ge(least) if value < least:
@@ -223,11 +223,11 @@ def _beyond(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _cast(annotation: Any, value: Any) -> Any:
-    """A value of JSON or of Python, or a `Text`, converted to the annotated type."""
-    # None comes first, since "none" is a text, too.
+    """A JSON or Python value, or a `Text`, converted to the annotated type."""
+    # None comes first, because "none" would also be accepted as a text.
     for option in sorted(_options(annotation), key=lambda option: option is not type(None)):
         try:
-            return _as(option, _meant(option, value) if isinstance(value, Text) else _plain(value))
+            return _convert(option, _parse(option, value) if isinstance(value, Text) else _plain(value))
         except Misbuilt:
             raise
         except Mismatch:
@@ -241,7 +241,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if union else (annotation,)
 
 
-def _as(option: Any, value: Any) -> Any:
+def _convert(option: Any, value: Any) -> Any:
     kind, origin, args = type(value), typing.get_origin(option), typing.get_args(option)
     if option is Any:
         return tuple(value) if kind is list else value
@@ -263,10 +263,10 @@ def _as(option: Any, value: Any) -> Any:
         known = annotations(option)
         if unknown := [name for name in value if name not in known]:
             raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
-        bare = lambda field: field.default is field.default_factory is dataclasses.MISSING
-        needed = (field.name for field in dataclasses.fields(option) if field.init and bare(field))
-        if lacking := [name for name in needed if name not in value]:
-            raise Misbuilt(f"{option.__name__}(...) with '{lacking[0]}'")
+        no_default = lambda field: field.default is field.default_factory is dataclasses.MISSING
+        required = (field.name for field in dataclasses.fields(option) if field.init and no_default(field))
+        if missing := [name for name in required if name not in value]:
+            raise Misbuilt(f"{option.__name__}(...) with '{missing[0]}'")
         try:
             return option(**{name: filled(known[name], entry) for name, entry in value.items()})
         except (ValueError, TypeError) as error:
@@ -284,7 +284,7 @@ def _entry(annotation: Any, key: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number or truth of numpy as one of Python."""
+    """A numpy number or bool as a Python one."""
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -292,8 +292,8 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _meant(option: Any, text: Text) -> Any:
-    """A string parsed as the annotated type; the string itself where it cannot be parsed."""
+def _parse(option: Any, text: Text) -> Any:
+    """A string parsed as the annotated type; the string itself if it cannot be parsed."""
     word, origin = text.lower(), typing.get_origin(option)
     if option is bool:
         return _BOOLS.get(word, str(text))
@@ -305,8 +305,8 @@ def _meant(option: Any, text: Text) -> Any:
     if origin is tuple and not of_trees:
         inside = text.strip()
         try:
-            if isinstance(held := json.loads(inside), list):  # whose texts may hold commas
-                return [Text(one) if isinstance(one, str) else one for one in held]
+            if isinstance(items := json.loads(inside), list):  # texts in a JSON list may contain commas
+                return [Text(item) if isinstance(item, str) else item for item in items]
         except ValueError as error:
             if inside.startswith('["'):
                 raise Misbuilt(f"a JSON list that can be read: {error}") from None
@@ -326,11 +326,11 @@ def _meant(option: Any, text: Text) -> Any:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a name that it has twice is refused, where Python would take the last."""
-    if len(held := dict(pairs)) < len(pairs):
+    """A JSON object; a name that appears twice is refused, because Python would silently take the last."""
+    if len(result := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"'{max(names, key=names.count)}' is there twice")
-    return held
+    return result
 
 
 def _describe(annotation: Any) -> str:
@@ -356,7 +356,7 @@ def _describe(annotation: Any) -> str:
 
 @functools.cache
 def _bounded_hints(cls: Any) -> dict[str, Any]:
-    """{field: its annotation, with its bounds}."""
+    """{field: its annotation with its bounds}."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -373,13 +373,13 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
     """(path of the field, keys inside its mapping, annotation of the value at it)."""
     parts = tuple(name.split("."))
     annotation: Any = cls
-    of: Any = None  # the dataclass of a mapping's entries, where the field names one
+    entry_class: Any = None  # the dataclass of a mapping's entries, if the field's metadata names one
     for depth, part in enumerate(parts):
         if _is_tree(annotation):
             fields = annotations(annotation)
             if part not in fields:
                 raise LookupError(list(fields) if depth else [])
-            of = annotation.__dataclass_fields__[part].metadata.get("of")
+            entry_class = annotation.__dataclass_fields__[part].metadata.get("of")
             annotation = fields[part]
             continue
         keys = parts[depth:]
@@ -387,8 +387,8 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
             if annotation is not Any and not (_is_mapping(annotation) and key):
                 raise LookupError([])
             annotation = Any if annotation is Any else typing.get_args(annotation)[1]
-        if of and len(keys) == 2:
-            annotation = annotations(of).get(keys[1], annotation)
+        if entry_class and len(keys) == 2:
+            annotation = annotations(entry_class).get(keys[1], annotation)
         return parts[:depth], keys, annotation
     return parts, (), annotation
 
@@ -413,7 +413,7 @@ def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str,
 
 
 def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[str]) -> Any:
-    """`base` with the changes; below the root, a field that its dataclass refuses is reported and stays as it was."""
+    """`base` with the changes. Below the root, a change that the dataclass refuses is reported and left out."""
     values: dict[str, Any] = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
         below = {path[1:]: value for path, value in changes.items() if path[0] == name and path[1:]}
@@ -423,13 +423,13 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
         problems.extend(line for line in lines if line not in problems)
         if not at:
             return _unchecked(base, values)
-        without = ({k: v for k, v in values.items() if k != name} for name in values)
-        values = next((rest for rest in without if _refusal(base, rest) != refusal), {})
+        one_fewer = ({k: v for k, v in values.items() if k != name} for name in values)
+        values = next((rest for rest in one_fewer if _refusal(base, rest) != refusal), {})
     return dataclasses.replace(base, **values)
 
 
 def _refusal(base: Any, values: Mapping[str, Any]) -> list[str]:
-    """The reasons for which the dataclass refuses `base` with these fields."""
+    """The reasons why the dataclass refuses `base` with these fields; empty if it accepts them."""
     try:
         dataclasses.replace(base, **values)
     except (ValueError, TypeError) as error:
@@ -439,14 +439,14 @@ def _refusal(base: Any, values: Mapping[str, Any]) -> list[str]:
 
 def _unchecked(base: Any, values: Mapping[str, Any]) -> Any:
     """A copy with these fields, without the dataclass's checks."""
-    made = copy.copy(base)
+    result = copy.copy(base)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(result, name, value)
+    return result
 
 
 def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
-    """A value of JSON or of Python converted to the annotated type; a misfit is reported by its path and kept."""
+    """A JSON or Python value converted to the annotated type; a misfit is reported by its path and left as it is."""
     where = ".".join(at) or "it"
     if _is_tree(annotation):
         hints, count = annotations(annotation), len(problems)

@@ -18,7 +18,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
-        """From rows of values; of equal neighbours (the prompts of a group), tuples and arrays are stored once."""
+        """From rows of values. Equal neighbours (prompts of a group) are stored once if they are tuples or arrays."""
         parts: list[np.ndarray] = []
         starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         end, last = 0, None
@@ -32,13 +32,13 @@ class Ragged:
 
     @classmethod
     def of_padded(cls, rows: np.ndarray, lengths: np.ndarray) -> "Ragged":
-        """From rows [N, M] that are padded behind these lengths; equal neighbours are stored once."""
-        there = np.arange(rows.shape[1]) < lengths[:, None]
+        """From rows [N, M], padded after these lengths; equal neighbours are stored once."""
+        valid = np.arange(rows.shape[1]) < lengths[:, None]
         new = np.ones(len(rows), bool)
-        new[1:] = (lengths[1:] != lengths[:-1]) | ((rows[1:] != rows[:-1]) & there[1:]).any(axis=1)
+        new[1:] = (lengths[1:] != lengths[:-1]) | ((rows[1:] != rows[:-1]) & valid[1:]).any(axis=1)
         sizes = np.where(new, lengths, 0).astype(np.int64)
         first = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
-        return cls(rows[there & new[:, None]], (np.cumsum(sizes) - sizes)[first], lengths.astype(np.int64))
+        return cls(rows[valid & new[:, None]], (np.cumsum(sizes) - sizes)[first], lengths.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,7 +51,7 @@ class Ragged:
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
     def _compact(self) -> "Ragged":
-        """The same rows with values of their own; rows that share a place share it."""
+        """The same rows over a copy of only the used values; rows that share values still share them."""
         spans = sorted({*zip(self.starts.tolist(), (self.starts + self.lengths).tolist())})
         merged: list[list[int]] = []
         for start, end in spans:
@@ -59,21 +59,21 @@ class Ragged:
                 merged[-1][1] = max(merged[-1][1], end)
             else:
                 merged.append([start, end])
-        begins = np.array([start for start, _ in merged], np.int64)
-        ahead = begins - np.cumsum([0, *(end - start for start, end in merged)])[:-1]
+        span_starts = np.array([start for start, _ in merged], np.int64)
+        shift = span_starts - np.cumsum([0, *(end - start for start, end in merged)])[:-1]
         values = np.concatenate([self.values[start:end] for start, end in merged] or [self.values[:0]])
-        which = np.searchsorted(begins, self.starts, side="right") - 1
-        return Ragged(values, self.starts - ahead[which] if len(merged) else self.starts, self.lengths)
+        span = np.searchsorted(span_starts, self.starts, side="right") - 1
+        return Ragged(values, self.starts - shift[span] if len(merged) else self.starts, self.lengths)
 
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
-        """The rows of all parts, one after the other. Of values that few of these rows use, only those are copied."""
-        kept = {id(part.values): part.values for part in parts}  # rows taken of one column share its values
-        order = {one: number for number, one in enumerate(kept)}
+        """The rows of all parts, one after the other. Of an array less than half in use, only the used values are copied."""
+        arrays = {id(part.values): part.values for part in parts}  # parts of one column share its values
+        order = {key: number for number, key in enumerate(arrays)}
         owner = np.repeat([order[id(part.values)] for part in parts], [len(part) for part in parts])
         values = list[np.ndarray]()
         starts, lengths = (np.concatenate([getattr(p, n) for p in parts]) for n in ("starts", "lengths"))
-        for number, shared in enumerate(kept.values()):
+        for number, shared in enumerate(arrays.values()):
             rows = owner == number
             used = Ragged(shared, starts[rows], lengths[rows])
             used = used._compact() if 2 * used.lengths.sum() < len(shared) else used
@@ -91,22 +91,22 @@ def _equal(row: Any, other: Any) -> bool:
 
 
 def dense(keys: Iterable[Any]) -> np.ndarray:
-    """Int[N]: hashable keys as 0, 1, 2, ... in order of appearance."""
+    """Int[N]: hashable keys numbered 0, 1, 2, ... in order of appearance."""
     seen: dict[Any, int] = {}
     return ints(seen.setdefault(key, len(seen)) for key in keys)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Int[N, R]: rows padded with -1 to the longest."""
-    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
-    for line, row in zip(padded, rows):
+    result = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
+    for line, row in zip(result, rows):
         line[: len(row)] = row
-    return padded
+    return result
 
 
 def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
-    """The column `path`, row by row."""
-    return [tuple(way for way in row if way >= 0) for row in path.tolist()]
+    """The rows of the column `path` as tuples without padding."""
+    return [tuple(branch for branch in row if branch >= 0) for row in path.tolist()]
 
 
 def ints(values: Iterable[int]) -> np.ndarray:
@@ -128,7 +128,7 @@ def kept_sets(rows: Sequence[Any]) -> Ragged | None:
     lengths = ints(map(len, tokens))
     flat = np.full((len(tokens), lengths.max(initial=0)), -1, np.int32)
     flat[np.arange(flat.shape[1]) < lengths[:, None]] = ints(itertools.chain.from_iterable(tokens))
-    # Ids first, then the padding that some were given with.
+    # Some sets come with padding, not always at the end: move the ids to the front.
     flat = np.take_along_axis(flat, np.argsort(flat < 0, axis=1, kind="stable"), axis=1)
     flat = padded([()] * len(flat)) if not flat.size else flat[:, : max(1, (flat >= 0).sum(axis=1).max())]
     return Ragged(flat, np.cumsum(counts) - counts, counts)
@@ -140,13 +140,13 @@ def take(column: Any, rows: np.ndarray) -> Any:
 
 
 def concat(columns: Sequence[Any]) -> Any:
-    """The joined column; None where one of the tables lacks it."""
-    there = [column for column in columns if column is not None]
-    if not there or len(there) < len(columns):
+    """The joined column; None if one of the tables lacks it."""
+    present = [column for column in columns if column is not None]
+    if not present or len(present) < len(columns):
         return None
-    if isinstance(there[0], Ragged):
-        return Ragged.concat(there)
-    if there[0].ndim == 2:
-        width = max(column.shape[1] for column in there)
-        there = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in there]
-    return np.concatenate(there)
+    if isinstance(present[0], Ragged):
+        return Ragged.concat(present)
+    if present[0].ndim == 2:
+        width = max(column.shape[1] for column in present)
+        present = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in present]
+    return np.concatenate(present)
