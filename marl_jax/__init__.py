@@ -4,17 +4,17 @@ In a terminal:
 
     marl-jax --help                 the commands; python -m marl_jax is the same
     marl-jax docs                   the pages, which come with the package; marl-jax docs how-to shows one
-    marl-jax docs workflows.Call    an object of the library, every field of it
+    marl-jax docs workflows.Call    an object of the library and all its fields
     marl-jax docs examples          programs to copy
     marl-jax list workflows         the built-in workflows, tasks, rewards, cells, fields of the configuration
     marl-jax try --config=micro:voting-isolated-s-math          prompts and answers of an untrained model
     marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/first
-    marl-jax new DIR                a small project with a workflow, a task, a reward and a test of one's own
+    marl-jax new DIR                a small project of your own: a workflow, a task, a reward and a test
 
 In Python, each room is imported by its own name (`from marl_jax import models`), so that importing the package costs
 nothing and each part can be used alone:
 
-    workflows   Call, solver, judge, @workflow and all that workflows are written with; the built-in ones
+    workflows   Call, solver, judge, @workflow and the other parts of a workflow; the built-in workflows
     tasks       problems, and data sets of problems
     rewards     graders, and the reward of each call
     rollouts    playing workflows on a model: `player_for(workflow, base)`; transcripts
@@ -27,7 +27,7 @@ nothing and each part can be used alone:
 
 import time
 
-TYPE_CHECKING = False  # for readers of types alone: `typing` would double the time of this import
+TYPE_CHECKING = False  # True only for type checkers; importing `typing` would double the time of this import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 __all__ = ["BEGAN", "__version__", "late"]
 
 __version__ = "0.1.0"
-BEGAN = time.time()  # before any other module is loaded
+BEGAN = time.time()  # start of the process, before any other module is loaded
 
 
 def late(room: str, names: "Mapping[str, Iterable[str]]") -> "Callable[[str], Any]":
-    """The `__getattr__` of a package whose names load from its modules when they are first used."""
-    home = {name: module for module, offered in names.items() for name in offered}
+    """The `__getattr__` of the package `room`: it loads each name from its module on first use. {module: its names}."""
+    module_of = {name: module for module, names_in in names.items() for name in names_in}
 
     def find(name: str) -> "Any":
-        if name not in home:
+        if name not in module_of:
             raise AttributeError(f"module '{room}' has no attribute '{name}'")
-        import importlib  # late, as above
+        import importlib  # here, to keep the import of the package fast
 
-        return getattr(importlib.import_module(f"{room}.{home[name]}"), name)
+        return getattr(importlib.import_module(f"{room}.{module_of[name]}"), name)
 
     return find

@@ -1,9 +1,9 @@
-"""Programs that JAX compiled are kept between processes, in the user's cache folder.
+"""Compiled JAX programs are kept between processes, in the user's cache folder.
 
-        home/compiled/jax-VERSION-DIGEST/     the digest is of the processor, the platforms and XLA's flags
+        home/compiled/jax-VERSION-DIGEST/     a digest of the processor, the platforms and XLA's flags
 
-JAX keeps the programs and drops the least recently used; its keys tell the rest apart. A cached program computes the
-same bits as one compiled anew. A folder that the user set (JAX_COMPILATION_CACHE_DIR, or jax.config) stays as it is.
+JAX manages each folder: its keys cover everything else, and it removes the least recently used programs. A cached
+program computes the same bits as a new one. A folder set by the user (JAX_COMPILATION_CACHE_DIR, jax.config) stays.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ import jax
 from marl_jax import user_cache
 
 LIMIT = 1 << 30  # bytes of programs in a folder
-UNUSED_S = 30 * 86400.0  # folders of other versions or machines unused for so long are removed
-WORTH_S = 0.1  # of compilation: programs that took less are not kept; many are small
-MAPPED = 0.5  # of the mappings that a process may have, before its programs are dropped
-_ABOUT = re.compile(r"persistent compilation cache entry for '([^']+)'")
-_told = False
-_left = 0  # mappings after programs were dropped: those of programs compiled ahead, files and threads
+UNUSED_S = 30 * 86400.0  # seconds after which unused folders of other versions or machines are removed
+WORTH_S = 0.1  # seconds: programs that compile faster are not kept, because they are many
+MAPPED = 0.5  # share of a process's limit of memory mappings at which its programs are dropped
+_CACHE_WARNING = re.compile(r"persistent compilation cache entry for '([^']+)'")
+_warned = False
+_undroppable = 0  # mappings that remained after a drop: of programs compiled ahead of time, files and threads
 
 
 def keep_programs() -> None:
-    """Make JAX keep the programs that it compiles; warn in one line where it cannot. The user's settings stay."""
+    """Make JAX keep the programs that it compiles, or warn in one line if it cannot. The user's settings stay."""
     if _setting("compilation_cache_dir") is not None or not _setting("enable_compilation_cache"):
         return
     folder = _folder()
@@ -41,12 +41,12 @@ def keep_programs() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         if _setting("compilation_cache_max_size") != -1 or "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
-            _mend(folder)  # without a limit JAX keeps no times
+            _remove_partial(folder)  # without a size limit JAX writes no times of last use
     except (OSError, filelock.Timeout) as error:
         why = getattr(error, "strerror", None) or "another process holds it"
-        _tell(f"compiled programs are not kept: '{folder}' cannot be used ({why})")
+        _warn_once(f"compiled programs are not kept: '{folder}' cannot be used ({why})")
         return
-    _forget(folder.parent, folder)
+    _remove_unused(folder.parent, folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     for name, value in (
         ("compilation_cache_max_size", LIMIT),
@@ -54,7 +54,7 @@ def keep_programs() -> None:
     ):
         if f"JAX_{name}".upper() not in os.environ:
             jax.config.update(f"jax_{name}", value)
-    _pass_over(folder)
+    _filter_warnings(folder)
 
 
 def keep_nothing() -> None:
@@ -63,12 +63,12 @@ def keep_nothing() -> None:
 
 
 def make_room(wait: Callable[[], object] = lambda: None) -> bool:
-    """Drop the process's jitted programs where it nears the system's limit of mappings; returns whether it did.
+    """Drop the process's jitted programs if it nears the system's limit of memory mappings; returns whether it did.
 
-    On a CPU every kernel has mappings of its own, hundreds a program, and XLA ends the process at the limit. A program
-    that is used again is read from the cache or compiled. `wait` is called first: no program may run meanwhile.
+    On a CPU every kernel has mappings of its own, hundreds per program, and XLA aborts the process at the limit. A
+    program that is used again is read from the cache or compiled. `wait` is called first: no program may be running.
     """
-    global _left
+    global _undroppable
     if jax.default_backend() != "cpu":
         return False
     try:
@@ -76,11 +76,11 @@ def make_room(wait: Callable[[], object] = lambda: None) -> bool:
         mapped = _mappings()
     except OSError:  # another system
         return False
-    if mapped < max(MAPPED * limit, _left + (1 - MAPPED) / 2 * limit):
+    if mapped < max(MAPPED * limit, _undroppable + (1 - MAPPED) / 2 * limit):
         return False
     wait()
     jax.clear_caches()
-    _left = _mappings()
+    _undroppable = _mappings()
     return True
 
 
@@ -89,7 +89,7 @@ def _mappings() -> int:
 
 
 def _setting(name: str) -> Any:
-    """The present value of a setting of JAX."""
+    """The current value of a JAX setting."""
     return getattr(jax.config, f"jax_{name}")
 
 
@@ -98,17 +98,17 @@ def _folder() -> Path:
     return user_cache.home() / "compiled" / f"jax-{jax.__version__}-{user_cache.digest(*machine)}"
 
 
-def _mend(folder: Path) -> None:
-    """Remove programs without the time of their last use: a process was killed while it wrote them."""
+def _remove_partial(folder: Path) -> None:
+    """Remove programs without a time of last use: a process was killed while it wrote them."""
     with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock that JAX takes
-        whole = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
+        sound = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
         for path in folder.glob("*-cache"):
-            if path.name.removesuffix("-cache") not in whole:
+            if path.name.removesuffix("-cache") not in sound:
                 path.unlink(missing_ok=True)
 
 
-def _forget(home: Path, current: Path) -> None:
-    """Remove the folders of other versions and machines that were not used for long."""
+def _remove_unused(home: Path, current: Path) -> None:
+    """Remove the folders of other versions and machines that have not been used for a long time."""
     with contextlib.suppress(OSError):
         os.utime(current)
         for folder in home.iterdir():
@@ -116,27 +116,27 @@ def _forget(home: Path, current: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _pass_over(folder: Path) -> None:
-    """Print only the first of JAX's warnings of programs that it cannot read or write, and remove damaged files."""
-    show: Callable[..., Any] = warnings.showwarning
+def _filter_warnings(folder: Path) -> None:
+    """Print only the first of JAX's warnings about programs that it cannot read or write; remove damaged files."""
+    original: Callable[..., Any] = warnings.showwarning
 
-    def shown(message: Any, *rest: Any, **more: Any) -> None:
-        match = _ABOUT.search(str(message))
+    def filtered(message: Any, *rest: Any, **more: Any) -> None:
+        match = _CACHE_WARNING.search(str(message))
         if match is None:
-            show(message, *rest, **more)
+            original(message, *rest, **more)
             return
         for path in folder.glob(f"{match[1]}-*"):
             with contextlib.suppress(OSError):
                 path.unlink()
         reason = str(message).partition(f"'{match[1]}': ")[2]
-        _tell(f"a compiled program in '{folder}' cannot be used, so it is compiled again ({reason:.80})")
+        _warn_once(f"a compiled program in '{folder}' cannot be used, so it is compiled again ({reason:.80})")
 
-    warnings.showwarning = shown
+    warnings.showwarning = filtered
     warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache")
 
 
-def _tell(text: str) -> None:
-    global _told
-    if not _told:
+def _warn_once(text: str) -> None:
+    global _warned
+    if not _warned:
         print(" ".join(text.split()), file=sys.stderr, flush=True)
-    _told = True
+    _warned = True

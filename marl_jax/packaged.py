@@ -1,7 +1,7 @@
 """Files that come with the package: cells, micro bases, the mains of the commands, pages and examples.
 
-In a clone they lie beside `marl_jax/`; a wheel holds them inside, as `marl_jax/_configs` and so on (pyproject.toml).
-`docs` is the folder that the README, docs/ and examples/ lie in, so that links between them hold in both.
+In a clone they are next to `marl_jax/`; in a wheel they are inside of it, as `marl_jax/_configs` and so on
+(pyproject.toml). `docs` is the folder that contains the README, docs/ and examples/, so that links between them work.
 """
 
 import os
@@ -9,26 +9,26 @@ from pathlib import Path
 
 HOME = Path(__file__).parent
 IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "docs": ""}
-BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that hold no code of the library
+BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders in a wheel that contain no code of the library
 
 
 def packaged(name: str) -> Path:
-    """The folder of that name, in a wheel or in a clone."""
+    """The path of that folder, in a wheel or in a clone."""
     inside = HOME / f"_{name}"
     return inside if inside.is_dir() else HOME.parent / IN_A_CLONE[name]
 
 
 def located(path: str | os.PathLike[str]) -> Path:
-    """The file or folder of that name; a missing one below `configs/` is looked up in the package."""
-    given = Path(os.path.expanduser(path))
-    if given.exists() or given.parts[:1] != ("configs",):
-        return given
-    inside = packaged("configs").joinpath(*given.parts[1:])
-    return inside if inside.exists() else given
+    """The file or folder at this path; a missing one below `configs/` is looked up in the package."""
+    local = Path(os.path.expanduser(path))
+    if local.exists() or local.parts[:1] != ("configs",):
+        return local
+    inside = packaged("configs").joinpath(*local.parts[1:])
+    return inside if inside.exists() else local
 
 
 def config_file(name: str) -> Path | None:
-    """The file of cells with that path, or the packaged one with that stem, such as `micro`; None: neither."""
+    """The file of cells at that path, else the packaged one with that stem, such as `micro`, else None."""
     for path in (located(name), packaged("configs") / f"{name}.py"):
         if path.is_file():
             return path

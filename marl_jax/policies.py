@@ -1,7 +1,7 @@
 """Policies: role -> policy maps, where each policy starts, and how each role samples.
 
-A policy is a name, and roles map to names: {"generator": "p0", "evaluator": "p0"} shares one policy, two names are
-isolated policies. A key "generator/1" gives slot 1 of the generator its own policy.
+A policy is a name, and roles map to names: in {"generator": "p0", "evaluator": "p0"} the roles share one policy, with
+two names they are isolated. A key "generator/1" gives slot 1 of the generator its own policy.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
 
 
 def policy_of(policy_map: PolicyMap, role: str, slot: int = 0) -> str:
-    """The policy that answers a call: that of the slot where the map has one, else that of the role."""
+    """The policy that answers a call: that of the key "role/slot" if the map has it, else that of the role."""
     policy = policy_map.get(f"{role}/{slot}", policy_map.get(role))
     if policy is None:
         raise ValueError(f"policy map has neither '{role}/{slot}' nor '{role}': add one of them")
@@ -69,9 +69,9 @@ def policy_names(policy_map: PolicyMap) -> tuple[str, ...]:
 
 
 def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) -> tuple[str, ...]:
-    """The policies that learn: those with a role that is not frozen. `frozen_roles` has roles or "role/slot".
+    """The policies that learn: those with a role that is not frozen. `frozen_roles` lists roles, or slots "role/slot".
 
-    A policy that also has slots of the role that are not frozen learns from those.
+    If only some slots of a role are frozen, its policy learns from the others.
     """
     roles = {key.rsplit("/", 1)[0] if key.rpartition("/")[2].isdecimal() else key for key in policy_map}
     frozen = set(frozen_roles)
@@ -82,7 +82,7 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
 
 
 def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """{name: its value}; a value that is no mapping holds for all names."""
+    """{name: its value}; a value that is not a mapping applies to all names."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)
     if missing := [name for name in names if name not in given]:
@@ -97,9 +97,9 @@ def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 class PolicySpec:
     """Where a policy starts and which of its weights are trained."""
 
-    base: str = "base"  # name of the checkpoint that it starts from, also its reference
-    lora: bool = False  # train adapters over the frozen base, not the weights
-    frozen: bool = False  # served, not trained
+    base: str = "base"  # name of the checkpoint that it starts from, which is also its reference
+    lora: bool = False  # train adapters over the frozen base instead of the weights
+    frozen: bool = False  # sample from it, but do not train it
 
     def __post_init__(self) -> None:
         if self.lora and self.frozen:
@@ -113,7 +113,7 @@ def init_policies(
     bases: Mapping[str, Tree],
     adapters: Callable[[str], Tree] | None = None,
 ) -> dict[str, Tree]:
-    """Every policy at its start: {policy: tree}, float32 where it is trained.
+    """The initial parameters of every policy: {policy: tree}, in float32 if they are trained.
 
     A fully trained policy is a copy of its base, because updates donate their buffers and the base stays as the
     reference. A LoRA policy is `adapters(policy)`. A frozen policy is the base itself.
@@ -136,19 +136,19 @@ def init_policies(
 
 
 def decode_groups(specs: Mapping[str, PolicySpec]) -> list[tuple[str, ...]]:
-    """Which policies decode in one batch: LoRA and frozen ones by base, each fully trained one alone.
+    """Which policies decode in one batch: LoRA and frozen ones by base; each fully trained one is alone in its batch.
 
     A frozen policy is its base with the adapter off, so it decodes with the LoRA policies of that base.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, spec in specs.items():
-        alone = "" if spec.lora or spec.frozen else name
-        groups.setdefault((spec.base, alone), []).append(name)
+        own_group = "" if spec.lora or spec.frozen else name
+        groups.setdefault((spec.base, own_group), []).append(name)
     return [tuple(names) for names in groups.values()]
 
 
 def is_frozen(role: str, slot: int, frozen_roles: Iterable[str]) -> bool:
-    """Whether a call's row must not train its policy: `frozen_roles` holds roles, or single slots as "role/slot"."""
+    """Whether a call must not train its policy: `frozen_roles` lists roles, or single slots as "role/slot"."""
     return not {role, f"{role}/{slot}"}.isdisjoint(frozen_roles)
 
 
@@ -174,11 +174,11 @@ class SamplingSettings:
     """How a role samples. top_p 1 and top_k 0 are off; temperature 0 is greedy."""
 
     max_new_tokens: Count = 256  # longest completion
-    min_new_tokens: Whole = 0  # no stop token, and no end of a stop string, before so many
+    min_new_tokens: Whole = 0  # no stop token is sampled, and no stop string completed, before this many
     temperature: NotNegative = 1.0  # 0 is greedy
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # nucleus; 1 is off
     top_k: Whole = 0  # 0 is off
-    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn and the model's
+    stop_tokens: tuple[Whole, ...] = ()  # in addition to the end-of-turn tokens of the template and the model
     stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()  # texts that end a completion
 
     def __post_init__(self) -> None:
@@ -229,7 +229,7 @@ def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def role_of_key(key: Any, roles: Iterable[str]) -> str | None:
-    """The role that a key of a map names: the key itself, or its part before "/slot"; None where it names none."""
+    """The role that a key of a map names: the key itself, or its part before "/slot"; None if it names no role."""
     if not isinstance(key, str):
         return None
     if key in roles:

@@ -18,7 +18,7 @@ Family = Literal["math", "code"]
 class Task:
     """One problem of a data set."""
 
-    id: str  # unique within its data set, stable across runs
+    id: str  # unique within its data set, the same in all runs
     family: Family  # decides how answers are read and graded
     question: str  # shown to the roles
     gold: str = ""  # math: the reference answer
@@ -35,10 +35,10 @@ class Task:
 
     @functools.cached_property
     def fault(self) -> str | None:
-        """Why it cannot be shown or stored; None where it can."""
+        """The reason why the task cannot be shown or stored; None if it can."""
         for name in ("id", "question"):
-            if wrong := text_fault(name, getattr(self, name)):
-                return wrong
+            if fault := text_fault(name, getattr(self, name)):
+                return fault
         if self.family not in get_args(Family):
             return f"field 'family' is {self.family!r}, not {' or '.join(get_args(Family))}"
         if not isinstance(self.gold, str):
@@ -56,7 +56,7 @@ class Task:
 
 
 def text_fault(name: str, value: Any) -> str | None:
-    """Why a value is not non-empty text; None where it is."""
+    """The reason why a value is not a non-empty text; None if it is one."""
     if not isinstance(value, str):
         return f"field {name!r} is {type(value).__name__}, not text"
     if not value.strip():
@@ -67,7 +67,7 @@ def text_fault(name: str, value: Any) -> str | None:
 
 
 def _keys_are_texts(value: Any) -> bool:
-    """JSON makes texts of other keys, and a task that was stored would be another."""
+    """Whether all keys are texts. JSON turns other keys into texts, so a stored task would come back different."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _keys_are_texts(inner) for key, inner in value.items())
     return not isinstance(value, list | tuple) or all(map(_keys_are_texts, value))

@@ -89,7 +89,7 @@ def side_by_side(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> l
     try:
         jobs = [workers.submit(call, *args) for args in zip(*items, strict=True)]
         return [job.result() for job in jobs]
-    except KeyboardInterrupt:  # a second Ctrl-C, from a user who does not want to wait
+    except KeyboardInterrupt:  # in a run it is the second Ctrl-C, so do not wait
         wait = 0.0
         raise
     finally:

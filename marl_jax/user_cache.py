@@ -1,4 +1,4 @@
-"""The user's cache folder: files that can be made again and belong to no run.
+"""The user's cache folder: files that belong to no run and can be computed again; facts about the machine.
 
 $MARL_JAX_CACHE, else $XDG_CACHE_HOME/marl_jax, else ~/.cache/marl_jax
     prepared data sets    compiled/  (compile_cache)    measured/  (planning.step_times)
@@ -20,9 +20,9 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder; `given` takes precedence."""
-    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "marl_jax"
-    path = os.path.expanduser(given or os.environ.get("MARL_JAX_CACHE") or shared)
+    """The path of the cache folder; `given` takes precedence."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "marl_jax"
+    path = os.path.expanduser(given or os.environ.get("MARL_JAX_CACHE") or default)
     if path.startswith("~"):
         raise UserError(f"there is no home directory for '{path}': set MARL_JAX_CACHE to a directory")
     return Path(path)
@@ -30,13 +30,13 @@ def home(given: str | os.PathLike[str] | None = None) -> Path:
 
 @functools.cache
 def processor() -> str:
-    """The kind of this machine's processor, and how many of them the process may use."""
+    """The kind of this machine's processor, and the number of cores that the process may use."""
     names = _cpu_lines("model name", "flags", "Features")
     return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores()} cores"])
 
 
 def cores() -> int:
-    """How many the process may use: of a quota, as containers have, rounded up."""
+    """How many cores the process may use; a quota, as of a container, is rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups("cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
@@ -47,23 +47,23 @@ def cores() -> int:
 
 
 def memory_left() -> int | None:
-    """Bytes that a container or a job of a cluster leaves this process; None without a limit."""
+    """Bytes that this process may still use under the limit of a container or cluster job; None without a limit."""
     left = []
     for folder in _cgroups("memory"):
-        for limit, used, files in (
+        for limit, used, page_cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             with contextlib.suppress(OSError, ValueError):
                 read = lambda name, folder=folder: (folder / name).read_text()
-                counted = dict(line.split() for line in read("memory.stat").splitlines())
-                cached = int(counted.get(files, 0))  # of files, which give way
+                stats = dict(line.split() for line in read("memory.stat").splitlines())
+                cached = int(stats.get(page_cache, 0))  # cached files, freed on demand
                 left.append(int(read(limit)) - int(read(used)) + cached)
     return max(min(left), 0) if left else None
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """The folders with the limits of this process, its own first, then those around it."""
+    """The cgroup folders with the limits of this process: its own first, then its parents."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (PROC / "self/cgroup").read_text().splitlines()
@@ -78,14 +78,14 @@ def _cgroups(controller: str) -> Iterator[Path]:
 
 
 def as_usual(path: Path, mode: int) -> None:
-    """Give what was made for its owner alone the rights of other files: `mode`, less what the user's umask takes."""
-    umask = os.umask(0o077)  # it can be read only by setting another
+    """Give a file or folder created as private the usual permissions: `mode` minus the bits of the user's umask."""
+    umask = os.umask(0o077)  # the umask can only be read by setting one
     os.umask(umask)
     path.chmod(mode & ~umask)
 
 
 def machine() -> str:
-    """Number and kind of the processors, for people."""
+    """Number and kind of the processors, for display."""
     names = _cpu_lines("model name")
     return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
 
@@ -99,13 +99,13 @@ def _cpu_lines(*begins: str) -> list[str]:
 
 
 def digest(*parts: Any) -> str:
-    """A digest of values that JSON can hold, for a file's name."""
+    """A digest of JSON-like values, for the name of a file."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; nothing where it is missing or broken."""
+    """The JSON object in a file; an empty one if the file is missing or broken."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
@@ -114,7 +114,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def store(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the object if possible: without the file, it is only computed again."""
+    """Write the object. Failures are ignored: without the file, its content is computed again."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

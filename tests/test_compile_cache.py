@@ -22,7 +22,7 @@ def home(cache_settings, monkeypatch, tmp_path):
     for name in cache_settings:
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(compile_cache, "WORTH_S", 0.0)
-    monkeypatch.setattr(compile_cache, "_told", False)
+    monkeypatch.setattr(compile_cache, "_warned", False)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
         yield tmp_path / "home"
@@ -71,7 +71,7 @@ def test_programs_are_dropped_before_their_mappings_are_too_many(monkeypatch):
     waited = []
     limit = int(open("/proc/sys/vm/max_map_count").read())  # noqa: SIM115
     monkeypatch.setattr(compile_cache, "MAPPED", (full - 1) / limit)
-    monkeypatch.setattr(compile_cache, "_left", -limit)
+    monkeypatch.setattr(compile_cache, "_undroppable", -limit)
     assert compile_cache.make_room(lambda: waited.append(mappings()))
     assert waited and abs(waited[0] - full) < 20 and mappings() < waited[0]
     monkeypatch.setattr(compile_cache, "MAPPED", 0.0)
