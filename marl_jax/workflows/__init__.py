@@ -1,6 +1,6 @@
 """Workflows: generator functions in which roles call a model and read each other's completions.
 
-Built-in workflows are listed in `BUILT_IN`; a workflow of your own is passed as it is, or named "module:workflow".
+Built-in workflows are listed in `BUILT_IN`; a workflow of your own is passed as an object or as "module:workflow".
 """
 
 from marl_jax.fields import nearest

@@ -2,7 +2,7 @@
 
 A workflow is a generator function `(task, prompts, *, rng, **settings)`; `rng` is optional. It yields one
 `Call` or `Tool`, or a list of parallel ones, and receives the results in the same shape; it returns
-the final answer. A `Fork` plays what follows several times.
+the final answer. A `Fork` plays the rest of the workflow several times.
 
 `workflows/voting.py` is a short, complete example.
 """
@@ -28,10 +28,10 @@ SPEAKERS = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a role does, which credits value; `solver(slots="votes")` names the setting that counts parallel calls."""
+    """What a role does, for credit; `solver(slots="votes")` also names the setting that counts its parallel calls."""
 
-    name: Literal["solver", "judge", "picker", "planner", "team"]  # calls of a solver alone have a grade
-    # The setting that counts the role's parallel calls; None: it makes one at a time.
+    name: Literal["solver", "judge", "picker", "planner", "team"]  # only calls of a solver have a grade
+    # Name of the setting that counts the role's parallel calls; None: it makes one at a time.
     slots: str | None = None
 
     def __call__(self, *, slots: str) -> "Kind":
@@ -50,8 +50,8 @@ class Completion:
     """The completion of one call: the text, its tokens, and the answer read from it."""
 
     text: str  # without special tokens; stop strings and ordinary stop tokens are part of it
-    tokens: tuple[int, ...]  # sampled, including the stop token
-    logprobs: tuple[float, ...]  # of these tokens, under the distribution sampled from
+    tokens: tuple[int, ...]  # the sampled tokens, including the stop token
+    logprobs: tuple[float, ...]  # log-probs of `tokens` under the distribution sampled from
     finish_reason: Literal["stop", "length"]  # length: cut at max_new_tokens
     # Read from the text by the call's reader (boxed answer, last code block, ...); None when unreadable.
     answer: str | None
@@ -68,14 +68,14 @@ class Call:
     role: str  # one of the declared roles
     messages: Sequence[Message]  # the new messages; `prompts.ROLE(...)` makes them
     slot: int = 0  # which of several parallel calls of the role this is
-    # Go on in the history that ended there: `messages` are appended to it. Usually the role's own history;
-    # another role's makes a conversation that both share.
+    # Continue the history that ends with this completion: `messages` are appended to it. Usually it is the role's
+    # own history; with another role's, both share one conversation.
     after: Completion | None = None
-    reads: Sequence[Completion] = ()  # whose outputs the prompt shows: the edges of the episode's graph
-    keep: bool = False  # a later call will go on `after` this one, so its cache should be kept
-    read: Reader | None = None  # makes `Completion.answer` of the text; None: the task's parser
-    about: Task | None = None  # the task that it answers, is graded and grouped by; None: the episode's
-    labels: Mapping[str, Any] | None = None  # for the keys of groups: "call.type" is labels["type"]
+    reads: Sequence[Completion] = ()  # completions that the prompt shows: the edges of the episode's graph
+    keep: bool = False  # a later call will continue `after` this one, so its cache should be kept
+    read: Reader | None = None  # reads `Completion.answer` from the text; None: the task's parser
+    about: Task | None = None  # the task that it answers, for its grade and group; None: the episode's
+    labels: Mapping[str, Any] | None = None  # labels for the keys of groups: "call.type" is labels["type"]
 
     def __post_init__(self) -> None:
         if not is_whole(self.slot) or not 0 <= self.slot < 2**31:
@@ -91,7 +91,7 @@ class Call:
             raise ValueError(
                 f"reads of a call to '{self.role}' are {self.reads!r:.80}; they must be a list of completions"
             )
-        object.__setattr__(self, "reads", tuple(self.reads))  # an iterator could be read once
+        object.__setattr__(self, "reads", tuple(self.reads))  # an iterator could be read only once
         if self.read is not None and not callable(self.read):
             raise ValueError(
                 f"read of a call to '{self.role}' is {self.read!r:.80}; it must be a function of the text"
@@ -131,7 +131,7 @@ class Tool:
 
     fn: Callable[..., Any]  # called on a thread
     args: Sequence[Any] = ()  # its positional arguments
-    timeout_s: float = 30.0  # math.inf: as long as it takes
+    timeout_s: float = 30.0  # limit in seconds; math.inf: none
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -152,13 +152,13 @@ class Tool:
 
 @dataclasses.dataclass(frozen=True)
 class Fork:
-    """What follows is played so many times, each from the calls and results that came before.
+    """The rest of the workflow is played `ways` times, each time after the same calls and results.
 
-    `branch = yield Fork(4)` is 0, 1, 2 and 3. To bring each branch to the fork, the workflow begins anew and receives
-    the same results again; so what it yields may depend on its task, its results and `rng` alone.
+    `branch = yield Fork(4)` is 0, 1, 2 and 3. To bring each branch to the fork, the workflow is started again and
+    receives the same results; so what it yields must depend only on its task, its results and `rng`.
     """
 
-    ways: int  # how often what follows is played
+    ways: int  # number of branches
 
     def __post_init__(self) -> None:
         if not is_whole(self.ways) or self.ways < 1:
@@ -169,11 +169,11 @@ class Fork:
 class ToolError(RuntimeError):
     """A tool failed; the text says how ("timeout", or the text of an exception)."""
 
-    results: Sequence[Any] = ()  # of the whole `yield`, in order; a failed tool has its error
+    results: Sequence[Any] = ()  # all results of the `yield`, in order; for a failed tool, its error
 
 
 class ToolTimeout(ToolError):
-    """A tool had not ended within its `timeout_s`."""
+    """A tool did not end within its `timeout_s`."""
 
 
 Script = Generator[Any, Any, Any]
@@ -181,62 +181,62 @@ Script = Generator[Any, Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Workflow:
-    """A generator function, the roles that talk in it, and its settings."""
+    """A generator function, the roles that it calls, and its settings."""
 
-    name: str  # in configurations and records
+    name: str  # its name in configurations and records
     roles: tuple[str, ...]  # in the order of their declaration
     fn: Callable[..., Script]  # the generator function
-    settings: Mapping[str, Any]  # every keyword of `fn` but rng, with its value
+    settings: Mapping[str, Any]  # every keyword argument of `fn` but rng, with its value
     families: tuple[str, ...] = ("math", "code")  # families of tasks that it can play
-    counts: tuple[str, ...] = ()  # settings that are whole numbers from 1 on
-    # {role: its kind}; empty where roles were given as names alone.
+    counts: tuple[str, ...] = ()  # settings that must be integers from 1 on
+    # {role: its kind}; empty if roles were declared by their names alone.
     kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
-    # {preset of `advantages.group`: fields of its groups}.
+    # {preset of `advantages.group`: fields that calls of one group have in common}.
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    in_arrays: Callable[..., Any] | None = None  # its form for the compiled road, see `arrays`
+    in_arrays: Callable[..., Any] | None = None  # the workflow in arrays, for the compiled road, see `arrays`
 
     def arrays(self, form: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate its form in arrays: `form(stage, **settings)` issues its calls in order, see `compiled.stage`."""
+        """A decorator for the workflow in arrays: `form(stage, **settings)` issues its calls, see `compiled.stage`."""
         object.__setattr__(self, "in_arrays", form)
         return form
 
     def __call__(self, task: Any, prompts: Any, *, rng: Any = None, **settings: Any) -> Script:
-        """Begin it on one task. Inside another workflow: `answer = yield from voting(task, prompts)`."""
+        """Start it on one task. Inside another workflow: `answer = yield from voting(task, prompts)`."""
         chosen = dict(self.bind(**settings).settings)
         if "rng" in inspect.signature(self.fn).parameters:
             chosen["rng"] = rng
         return self.fn(task, prompts, **chosen)
 
     def kind_of(self, role: str) -> str:
-        """The name of a role's kind; "team" where none is declared."""
+        """The name of a role's kind; "team" if none is declared."""
         return self.kinds.get(role, team).name
 
     @property
     def may_fork(self) -> bool:
-        """Whether its module, or that of a generator that it uses, has `Fork`; it may yield none when it is played."""
+        """Whether its module, or that of a generator that it uses, has `Fork`; even so it may never yield one."""
         return _may_fork(without_partial(self.fn), set())
 
     @property
     def answers(self) -> bool:
-        """Whether it returns anything anywhere; what that is, is only known when it is played."""
+        """Whether its code has a `return` of anything but a plain None; the value is only known when it is played."""
 
-        def gives(before: dis.Instruction, now: dis.Instruction) -> bool:
-            if now.opname == "RETURN_CONST":  # in some versions of Python, for the two below
+        def returns(before: dis.Instruction, now: dis.Instruction) -> bool:
+            if now.opname == "RETURN_CONST":  # some versions of Python have it instead of the two below
                 return now.argval is not None
             none = before.opname in ("LOAD_CONST", "LOAD_COMMON_CONSTANT") and before.argrepr == "None"
             return now.opname == "RETURN_VALUE" and (not none or now.is_jump_target)
 
         return any(
-            itertools.starmap(gives, itertools.pairwise(dis.get_instructions(without_partial(self.fn))))
+            itertools.starmap(returns, itertools.pairwise(dis.get_instructions(without_partial(self.fn))))
         )
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
-        """How many calls of a role run side by side under these settings, by its declaration."""
-        counted = self.kinds.get(role, team).slots
-        return 1 if counted is None else {**self.settings, **(settings or {})}[counted]
+        """How many parallel calls a role makes under these settings, by its declaration."""
+        setting = self.kinds.get(role, team).slots
+        return 1 if setting is None else {**self.settings, **(settings or {})}[setting]
 
     def bind(self, **settings: Any) -> "Workflow":
-        """The same workflow under other settings."""
+        """The same workflow with these settings changed."""
         for name, value in settings.items():
             if name not in self.settings:
                 known = ", ".join(self.settings) or "none"
@@ -259,12 +259,12 @@ def workflow(
     counts: Sequence[str] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Callable[[Callable[..., Script]], Workflow]:
-    """Declare a generator function to be a workflow of these roles.
+    """Declare a generator function to be a workflow with these roles.
 
     Args:
-      roles: {role: its kind}. Names alone will do where calls are rewarded by the outcome of their episode.
+      roles: {role: its kind}. Names alone suffice if calls are rewarded by the outcome of their episode.
       families: families of tasks that it can play.
-      name: of the workflow; the function's name by default.
+      name: name of the workflow; by default that of the function.
       counts: settings that must be integers from 1 on.
       groups: {preset: fields, such as ("task", "role")}: which calls a preset of `advantages.group` compares.
     """
@@ -320,9 +320,9 @@ def workflow(
                 raise ValueError(
                     f"slots of role '{role}' name '{kind.slots}', which is no setting; there is: {known}"
                 )
-        compared = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
-        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, compared)
-        return made.bind(**{setting: settings.get(setting) for setting in counts})
+        fields_of = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
+        flow = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, fields_of)
+        return flow.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap
 
@@ -336,18 +336,18 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
         return True
     seen.add(function)
     inner = [without_partial(value.fn if isinstance(value, Workflow) else value) for value in values]
-    return any(_may_fork(one, seen) for one in inner if inspect.isgeneratorfunction(one) and one not in seen)
+    return any(_may_fork(f, seen) for f in inner if inspect.isgeneratorfunction(f) and f not in seen)
 
 
 def _are_labels(value: Any) -> bool:
-    texts = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    labels = map(_plain, value.values()) if texts else ()
-    # NaN is not equal to itself, and would make each call a group of its own.
-    return texts and all(isinstance(label, str | int | float) and label == label for label in labels)
+    named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    labels = map(_plain, value.values()) if named else ()
+    # NaN is not equal to itself, so it would make each call a group of its own.
+    return named and all(isinstance(label, str | int | float) and label == label for label in labels)
 
 
 def _plain(label: Any) -> Any:
-    """A scalar of numpy, as `rng` draws them, as a number of Python."""
+    """A numpy scalar, such as `rng` draws, as a Python number."""
     return label.item() if getattr(label, "ndim", None) == 0 else label
 
 

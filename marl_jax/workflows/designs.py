@@ -1,19 +1,19 @@
 """Workflows as data: a small language for how roles work together, written by a model or a person.
 
-    text ──read──► Design (bounded in calls) ──play──► calls, results, an answer        no code of a model is ever run
+    text ──read──► Design (bounded in calls) ──play──► calls, results, an answer      no code from a model is ever run
 
     solve                   one answer by a role of this name; any name will do
     solve("by parts")       one answer by the given method
-    vote(3, X)              X three times, the commonest answer
+    vote(3, X)              X three times, the most common answer
     judge(3, X)             X three times; a judge picks one
     refine(2, X)            X, then at most two rounds of a critic's verdict and a revision
-    debate(3, 2, X)         X three times, each answers the others twice, the commonest answer
+    debate(3, 2, X)         X three times, each answers the others twice, the most common answer
     plan(X)                 a planner names a method, which X follows
     route(X, Y)             a router picks one of them
     then(X, Y)              Y reads the answer of X
 
-Roles of the design are open names. `Rules` say which declared role of the workflow answers for a name, and so
-which policy.
+The names of roles in a design are open: `Rules` say which declared role of the workflow answers for a name, and so
+which policy does.
 """
 
 import dataclasses
@@ -28,32 +28,32 @@ from marl_jax.fields import nearest
 from marl_jax.workflows.api import Call, Completion
 from marl_jax.workflows.parse import majority, pick, plan_of, verdict
 
-Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first that fits counts
+Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first match counts
 Results = list[Completion]
-Draft = tuple[Completion, str]  # with the open name of the role that wrote it
+Draft = tuple[Completion, str]  # a completion and the open name of the role that wrote it
 Script = Generator[list[Call], Results, Draft]
 
 COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
-PARTS = {"route": (2, 9), "then": (2, 9)}  # least and most designs inside; others have one
-SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # supervisors
+PARTS = {"route": (2, 9), "then": (2, 9)}  # least and greatest number of inner designs; others have one
+CHIEFS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # supervising roles
 TOKEN = re.compile(
     r'\s*(?:(?P<name>[A-Za-z_]\w{0,39})|(?P<count>\d+)|"(?P<words>[^"\\\n]{0,200})"|(?P<mark>[(),]))'
 )
-LONGEST, DEEPEST = 2000, 8  # characters of a design, and designs inside of each other
+LONGEST, DEEPEST = 2000, 8  # most characters, and most levels of nesting, of a design
 
 
 class DesignError(UserError, ValueError):
-    """A text is not a design, or is too long, too deep or has too many calls; in one line."""
+    """A text is not a design, is too long or too deep, or makes too many calls; the message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """A node: a role that answers, or a combination of the designs inside of it."""
+    """A node: a role that answers, or a combination of inner designs."""
 
-    name: str  # a key of COUNTS, or of a role
-    counts: tuple[int, ...] = ()  # how often, how many rounds
-    parts: tuple["Design", ...] = ()  # the designs inside; none: a role
-    words: str = ""  # of a role: the method it is given
+    name: str  # a key of COUNTS, or the open name of a role
+    counts: tuple[int, ...] = ()  # number of repetitions, number of rounds
+    parts: tuple["Design", ...] = ()  # the inner designs; a role has none
+    words: str = ""  # the method that a role is given
 
     def __str__(self) -> str:
         inside = [*map(str, self.counts), *map(str, self.parts), *([f'"{self.words}"'] if self.words else [])]
@@ -61,7 +61,7 @@ class Design:
 
     @property
     def calls(self) -> int:
-        """The most calls that it can make."""
+        """The greatest number of calls that it can make."""
         inside = [part.calls for part in self.parts]
         if not inside:
             return 1
@@ -72,17 +72,17 @@ class Design:
         if self.name == "route":
             return 1 + max(inside)
         times = self.counts[0] if self.counts else 1
-        return times * sum(inside) + (self.name in SERVANTS)
+        return times * sum(inside) + (self.name in CHIEFS)
 
     def names(self) -> Iterator[str]:
-        """The open names of all its roles."""
-        yield from [self.name] if not self.parts else [SERVANTS[self.name]] if self.name in SERVANTS else []
+        """The open names of all roles in it."""
+        yield from ([self.name] if not self.parts else [CHIEFS[self.name]] if self.name in CHIEFS else [])
         for part in self.parts:
             yield from part.names()
 
 
 def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
-    """The design of a text, of at most so many calls, of roles that the rules know; other texts are refused."""
+    """Parse a design that makes at most `most` calls, to roles for which `rules` has a match; refuse other texts."""
     if len(text) > LONGEST:
         raise DesignError(f"a design of {len(text)} characters is too long: use at most {LONGEST}")
     design, rest = _design(_tokens(text.strip()), 1)
@@ -100,7 +100,7 @@ def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
 
 
 def canonical(text: str, most: int = 32, rules: Rules | None = None) -> str | None:
-    """The design as text, equal for equal designs; None for other texts: a reader for `Call.read`."""
+    """The design as text, equal for equal designs; None for texts that `read` refuses. A reader for `Call.read`."""
     try:
         return str(read(text, most, rules))
     except DesignError:
@@ -125,7 +125,7 @@ def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any
         while True:
             slots: dict[str, int] = {}
             batch = []
-            for call in calls:  # in parallel, so each has a slot of its own
+            for call in calls:  # they are parallel, so each needs a slot of its own
                 role = role_of(call.role, rules)
                 slots[role] = slots.get(role, -1) + 1
                 batch.append(
@@ -142,7 +142,7 @@ def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, content): name, count, words or mark."""
+    """[(kind, content)]; kinds are name, count, words and mark."""
     tokens, at = [], 0
     while at < len(text):
         match = TOKEN.match(text, at)
@@ -157,7 +157,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tuple[str, str]]]:
-    """The design that the tokens begin with, and the remaining tokens."""
+    """(the design at the beginning of the tokens, the remaining tokens)."""
     if depth > DEEPEST:
         raise DesignError(f"designs are inside of each other more than {DEEPEST} deep: make it flatter")
     if not tokens or tokens[0][0] != "name":
@@ -215,9 +215,9 @@ def _node(
     shown: Sequence[Completion] = (),
     plan: Completion | None = None,
 ) -> Script:
-    """Yields lists of calls to open names, receives their completions, returns the one that answers.
+    """Yields lists of calls to open names, receives their completions, returns the draft that is the answer.
 
-    The question repeats the answers that are `shown`; roles without words of their own follow the `plan`.
+    The question contains the texts of the answers in `shown`; roles without words of their own follow the `plan`.
     """
     if not design.parts:
         if words := design.words or (plan.answer if plan else ""):
@@ -226,30 +226,30 @@ def _node(
             ask = prompts.generator(question=question)
         reads = [*shown, plan] if plan and not design.words else shown
         return (yield [Call(design.name, ask, reads=reads)])[0], design.name
-    one = functools.partial(_node, question=question, prompts=prompts, shown=shown, plan=plan)
-    inner, speaker = design.parts[0], SERVANTS.get(design.name, "")
+    run = functools.partial(_node, question=question, prompts=prompts, shown=shown, plan=plan)
+    inner, chief = design.parts[0], CHIEFS.get(design.name, "")
     if design.name == "plan":
         ask = prompts.orchestrator(question=question, limit=1)
-        found = (yield [Call(speaker, ask, reads=shown, read=functools.partial(plan_of, limit=1))])[0]
-        return (yield from one(inner, plan=found if found.answer else plan))
+        new = (yield [Call(chief, ask, reads=shown, read=functools.partial(plan_of, limit=1))])[0]
+        return (yield from run(inner, plan=new if new.answer else plan))
     if design.name == "route":
         ask = prompts.aggregator(question=question, candidates=list(map(str, design.parts)))
-        choice = (yield [Call(speaker, ask, read=functools.partial(pick, n=len(design.parts)))])[0]
-        return (yield from one(design.parts[int(choice.answer or 1) - 1]))
+        choice = (yield [Call(chief, ask, read=functools.partial(pick, n=len(design.parts)))])[0]
+        return (yield from run(design.parts[int(choice.answer or 1) - 1]))
     if design.name == "then":
-        last = yield from one(inner)
+        last = yield from run(inner)
         for part in design.parts[1:]:
             answer = last[0]
-            last = yield from one(part, question=f"{question}\n{answer}", shown=[*shown, answer])
+            last = yield from run(part, question=f"{question}\n{answer}", shown=[*shown, answer])
         return last
     if design.name == "refine":
-        return (yield from _refine(design, question, prompts, one, shown))
-    made = yield from _together([one(inner) for _ in range(design.counts[0])])
-    drafts, names = [draft for draft, _ in made], [name for _, name in made]
+        return (yield from _refine(design, question, prompts, run, shown))
+    candidates = yield from _together([run(inner) for _ in range(design.counts[0])])
+    drafts, names = [draft for draft, _ in candidates], [name for _, name in candidates]
     if design.name == "judge":
         ask = prompts.aggregator(question=question, candidates=drafts)
-        choice = (yield [Call(speaker, ask, reads=drafts, read=functools.partial(pick, n=len(drafts)))])[0]
-        return made[int(choice.answer or 1) - 1]
+        choice = (yield [Call(chief, ask, reads=drafts, read=functools.partial(pick, n=len(drafts)))])[0]
+        return candidates[int(choice.answer or 1) - 1]
     for _ in range(design.counts[1] if design.name == "debate" else 0):
         asks = []
         for draft, name in zip(drafts, names):
@@ -260,29 +260,29 @@ def _node(
     return drafts[best], names[best]
 
 
-def _refine(design: Design, question: str, prompts: Any, one: Any, shown: Sequence[Completion]) -> Script:
-    draft, name = yield from one(design.parts[0])
+def _refine(design: Design, question: str, prompts: Any, run: Any, shown: Sequence[Completion]) -> Script:
+    draft, name = yield from run(design.parts[0])
     for _ in range(design.counts[0]):
         ask = prompts.evaluator(question=question, answer=draft)
-        look = (yield [Call(SERVANTS["refine"], ask, reads=[*shown, draft], read=verdict)])[0]
-        if look.answer == "Correct":
+        review = (yield [Call(CHIEFS["refine"], ask, reads=[*shown, draft], read=verdict)])[0]
+        if review.answer == "Correct":
             break
-        ask = prompts.generator.refine(critique=look)
-        draft = (yield [Call(name, ask, after=draft, reads=[look])])[0]
+        ask = prompts.generator.refine(critique=review)
+        draft = (yield [Call(name, ask, after=draft, reads=[review])])[0]
     return draft, name
 
 
 def _together(scripts: Sequence[Script]) -> Generator[list[Call], Results, list[Draft]]:
-    """Several scripts side by side: the calls that they wait for are one batch."""
-    asked = {i: next(script) for i, script in enumerate(scripts)}
-    ended: dict[int, Draft] = {}
-    while asked:
-        replies = iter((yield [call for calls in asked.values() for call in calls]))
-        after = {}
-        for i, calls in asked.items():
+    """Run several scripts in parallel: the calls that they wait for are yielded as one batch."""
+    pending = {i: next(script) for i, script in enumerate(scripts)}
+    drafts: dict[int, Draft] = {}
+    while pending:
+        replies = iter((yield [call for calls in pending.values() for call in calls]))
+        next_pending = {}
+        for i, calls in pending.items():
             try:
-                after[i] = scripts[i].send([next(replies) for _ in calls])
+                next_pending[i] = scripts[i].send([next(replies) for _ in calls])
             except StopIteration as stop:
-                ended[i] = stop.value
-        asked = after
-    return [ended[i] for i in range(len(scripts))]
+                drafts[i] = stop.value
+        pending = next_pending
+    return [drafts[i] for i in range(len(scripts))]

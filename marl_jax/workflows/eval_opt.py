@@ -11,27 +11,27 @@ ROUNDS = {"math": 3, "code": 2}
     roles={"generator": solver, "evaluator": judge}, counts=("rounds",), groups={"study": ("task", "role")}
 )
 def eval_opt(task, prompts, *, rounds=None, shared=False):
-    """At most `rounds` drafts (None: 3 for math, 2 for code), each judged; "Correct" ends it.
+    """At most `rounds` drafts (None: 3 for math, 2 for code), each judged; the verdict "Correct" ends the episode.
 
-    Each role goes on in its own history; `shared` puts both into one conversation.
+    Each role continues its own history; with `shared`, both are in one conversation.
     """
     if rounds is None:
         rounds = ROUNDS[task.family]
-    judged = None
+    review = None
     for turn in range(rounds):
         more = turn + 1 < rounds
-        if judged is None:
+        if review is None:
             draft = yield Call("generator", prompts.generator(question=task.question), keep=more or shared)
-            look = prompts.evaluator(question=task.question, answer=draft)
+            check = prompts.evaluator(question=task.question, answer=draft)
         else:
-            ask = prompts.generator.revise() if shared else prompts.generator.refine(critique=judged)
-            before = judged if shared else draft
-            draft = yield Call("generator", ask, after=before, reads=[judged], keep=more or shared)
-            look = prompts.evaluator.again(answer=draft)
+            ask = prompts.generator.revise() if shared else prompts.generator.refine(critique=review)
+            before = review if shared else draft
+            draft = yield Call("generator", ask, after=before, reads=[review], keep=more or shared)
+            check = prompts.evaluator.again(answer=draft)
         if shared:
-            look, judged = prompts.evaluator.join(), draft
-        judged = yield Call("evaluator", look, after=judged, reads=[draft], read=verdict, keep=more)
-        if judged.answer == "Correct":
+            check, review = prompts.evaluator.join(), draft
+        review = yield Call("evaluator", check, after=review, reads=[draft], read=verdict, keep=more)
+        if review.answer == "Correct":
             break
     return draft
 

@@ -12,12 +12,12 @@ from marl_jax.workflows.parse import plan_of, strategies
     groups={"study": ("task", "role")},
 )
 def orch_workers(task, prompts, *, workers=3):
-    """At most `workers` strategies; without a readable one, a single worker on the plain task."""
+    """At most `workers` strategies, one worker for each; if none can be read, one worker solves the plain task."""
     question = task.question
 
     ask = prompts.orchestrator(question=question, limit=workers)
     plan = yield Call("orchestrator", ask, read=functools.partial(plan_of, limit=workers))
-    asks = [prompts.worker(question=question, strategy=way) for way in strategies(plan.text, workers)]
+    asks = [prompts.worker(question=question, strategy=line) for line in strategies(plan.text, workers)]
     reads = [plan] if asks else []
     asks = asks or [prompts.worker.system() + prompts.worker.plain(question=question)]
     solutions = yield [Call("worker", ask, slot=i, reads=reads) for i, ask in enumerate(asks)]

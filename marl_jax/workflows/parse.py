@@ -1,7 +1,7 @@
 r"""Readers of the completions of supervising roles: a pick, a verdict, a list of strategies, a majority.
 
-Each reader returns a short canonical text, or None where nothing can be read, which the workflow
-handles. The last complete \boxed{...} of a text counts.
+Each reader returns a short canonical text, or None if nothing can be read; the workflow decides what follows then.
+The last complete \boxed{...} of a text counts.
 """
 
 import collections
@@ -36,7 +36,7 @@ def strategies(text: str, limit: int) -> list[str]:
 
 
 def plan_of(text: str, limit: int) -> str | None:
-    """The strategies, one a line."""
+    """The strategies, one per line."""
     return "\n".join(strategies(text, limit)) or None
 
 
@@ -47,7 +47,7 @@ def majority(answers: Sequence[str | None]) -> int:
 
 
 def whole(text: str) -> str | None:
-    """The text itself, without the blanks around it."""
+    """The text itself, without surrounding white space."""
     return text.strip() or None
 
 

@@ -6,7 +6,7 @@ from marl_jax.workflows.parse import whole
 
 @workflow(roles={"planner": planner, "coder": solver}, families=("code",))
 def planner_coder(task, prompts):
-    """Two calls; any text is a plan, an empty one too."""
+    """Two calls; any text counts as a plan, even an empty one."""
     ask = prompts.planner(question=task.question)
     plan = yield Call("planner", ask, read=whole)
     return (yield Call("coder", prompts.coder(question=task.question, plan=plan), reads=[plan]))

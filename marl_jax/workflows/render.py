@@ -1,9 +1,9 @@
 """Prompts: one Markdown file per role, in one folder per task family, filled field by field.
 
 A file has sections (`## name`). `prompts.critic(text=...)` gives the system message and the section `user`,
-`prompts.critic.again(text=...)` one user message from the section `again`. A field stands in double braces;
-a list is rendered item by item through the section of its own name ({{number}}, {{text}}).
-A field is a text, a number, a completion, or a list of these.
+`prompts.critic.again(text=...)` one user message from the section `again`. A field is written in double braces;
+a list is rendered item by item through the section that has its name ({{number}}, {{text}}).
+The value of a field is a text, a number, a completion, or a list of these.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Prompts:
     files: Mapping[str, str]  # {role: text}
 
     def __getattr__(self, role: str) -> "RolePrompt":
-        if role.startswith("__"):  # requested by copy and pickle, before there are files
+        if role.startswith("__"):  # requested by copy and pickle, before `files` is set
             raise AttributeError(role)
         if role not in self.files:
             raise AttributeError(f"no prompt file for role '{role}'; there is: {', '.join(self.files)}")
@@ -65,17 +65,17 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class RolePrompt:
-    """The sections of one role."""
+    """The sections of one role's prompt file."""
 
-    role: str  # the role of the file
+    role: str  # name of the role
     sections: Mapping[str, str]  # {name: text below its heading}
 
     def __call__(self, **fields: Any) -> Messages:
-        """The messages of a first turn: system, where the file has one, and user."""
+        """The messages of a first turn: system, if the file has such a section, and user."""
         return self.system() + self.user(**fields)
 
     def system(self) -> Messages:
-        """The system message, where the file has one."""
+        """The system message, if the file has one."""
         text = self.sections.get("system", "")
         if field := FIELD.search(text):
             raise ValueError(
@@ -108,8 +108,8 @@ class RolePrompt:
         if name not in self.sections:
             raise ValueError(f"{where}: field '{name}' is a list, so the file needs a section '## {name}'")
         texts = [_plain(item, name, where) for item in value]
-        counted = "number" in FIELD.findall(self.sections[name])  # it may be left out
-        items = [{"text": text} | ({"number": str(i)} if counted else {}) for i, text in enumerate(texts, 1)]
+        numbered = "number" in FIELD.findall(self.sections[name])  # a section may leave it out
+        items = [{"text": text} | ({"number": str(i)} if numbered else {}) for i, text in enumerate(texts, 1)]
         gap = "\n\n" if "\n" in self.sections[name] else "\n"
         return gap.join(fill(self.sections[name], item, f"{where}, item of '{name}'") for item in items)
 

@@ -4,18 +4,18 @@ from marl_jax.rewards.code import run_program
 from marl_jax.rewards.families import program
 from marl_jax.workflows.api import Call, Tool, ToolTimeout, solver, workflow
 
-TIME_LIMIT_S = 120.0  # of all public tests together
+TIME_LIMIT_S = 120.0  # seconds for all public tests together
 
 
 def run_public_tests(task, response):
-    """Tool: {"passed": bool, "reason": text} of the program in a response on the tests that a role may see."""
+    """Tool: run the program in a response on the tests that a role may see; {"passed": bool, "reason": text}."""
     verdict = run_program(program(task, response), task.public_tests)
     return {"passed": verdict.passed, "reason": verdict.reason}
 
 
 @workflow(roles={"generator": solver}, families=("code",), counts=("rounds",))
 def self_refine_with_tests(task, prompts, *, rounds=3, run=run_public_tests):
-    """At most `rounds` programs; stops at one that passes the public tests, and without any such test."""
+    """At most `rounds` programs, until one passes the public tests; only one program if there are no public tests."""
     rounds = rounds if task.public_tests else 1
     draft = yield Call("generator", prompts.generator(question=task.question), keep=rounds > 1)
     for turn in range(1, rounds):

@@ -18,9 +18,9 @@ def single_in_arrays(stage):
 
 @workflow(roles={"generator": solver(slots="calls")}, counts=("calls",))
 def single_matched(task, prompts, *, calls=4):
-    """`calls` independent calls and their majority: matched in calls to a workflow of that many.
+    """`calls` independent calls and their majority: a control for a workflow that makes as many calls.
 
-    For code, the answer is the text of the program: without two equal ones, the first readable one wins.
+    For code, an answer is the text of a program: if no two are equal, the first readable one wins.
     """
     ask = prompts.generator(question=task.question)
     drafts = yield [Call("generator", ask, slot=i) for i in range(calls)]
@@ -35,11 +35,11 @@ def single_matched_in_arrays(stage, *, calls):
 
 @workflow(roles={"generator": solver(slots="calls")}, counts=("tokens", "calls"))
 def single_token_matched(task, prompts, *, tokens=256, calls=16):
-    """Independent calls until `tokens` are sampled, and their majority: matched in tokens to another workflow.
+    """Independent calls until `tokens` are sampled, and their majority: a control for a workflow that samples as many.
 
-    Give `tokens` the mean of the other's episodes; a run is refused without. Calls of n tokens run over a budget by
-    E[n^2] / 2 E[n] on average, so another one is made only while that much still fits, and there are never more
-    than `calls`.
+    Set `tokens` to the mean per episode of that workflow; a run without it is refused. Calls of n tokens exceed their
+    budget by E[n^2] / 2 E[n] on average, so another call is made only while that much still fits, and there are at
+    most `calls`.
     """
     ask = prompts.generator(question=task.question)
     drafts: list[Completion] = []
