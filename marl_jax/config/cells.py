@@ -22,7 +22,7 @@ class Cell:
 
     workflow: str  # one of WORKFLOWS
     policy: str  # one of POLICIES
-    scale: str  # of the model, such as `s` or `0.6b`
+    scale: str  # size of the model, such as `s` or `0.6b`
     task: str  # the family of the data, `math` or `code`
 
     def __str__(self) -> str:
@@ -30,11 +30,11 @@ class Cell:
 
 
 def parse_cell(name: str, scales: Sequence[str]) -> Cell:
-    """The cell of a name; the error for a name that has none suggests the nearest."""
-    named = name.replace("-isolated-", "-shared-") if _alone(name.partition("-")[0]) else name
+    """The cell of this name; the error for an unknown name suggests the nearest one."""
+    canonical = name.replace("-isolated-", "-shared-") if _has_one_role(name.partition("-")[0]) else name
     cells = {str(cell): cell for cell in all_cells(scales)}
-    if named in cells:
-        return cells[named]
+    if canonical in cells:
+        return cells[canonical]
     near = nearest(name, cells, ".", 0.3)
     raise ValueError(
         f"cell {name!r} does not exist{near} It is {{workflow}}-{{policy}}-{{scale}}-{{task}} with workflow "
@@ -49,7 +49,7 @@ def all_cells(scales: Sequence[str]) -> list[Cell]:
         cell
         for cell in cells
         if cell.task in BUILT_IN[cell.workflow].families
-        and (cell.policy == "shared" or not _alone(cell.workflow))
+        and (cell.policy == "shared" or not _has_one_role(cell.workflow))
     ]
 
 
@@ -58,6 +58,6 @@ def of_study(name: str) -> bool:
     return name.partition("-")[0] in STUDY
 
 
-def _alone(workflow: str) -> bool:
-    """Whether a workflow has but one role, and so one policy."""
+def _has_one_role(workflow: str) -> bool:
+    """Whether a workflow has only one role, and so only one policy."""
     return workflow in BUILT_IN and len(BUILT_IN[workflow].roles) == 1

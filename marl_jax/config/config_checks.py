@@ -1,4 +1,4 @@
-"""Checks of a configuration: combinations of fields that cannot run, as one line each.
+"""Checks of a configuration: one line for each combination of fields that cannot run.
 
 All checks run, so that a command line can be corrected in one go.
 """
@@ -27,12 +27,12 @@ from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
 
-OF_FILES = ("directory", "bad_rows")  # fields of `data`
-DRAWN = ("train_size", "test_size")
+OF_FILES = ("directory", "bad_rows")  # fields of `data` for data sets read from files
+DRAWN = ("train_size", "test_size")  # fields of `data` for procedural data sets
 
 
 def problems(config: RunFields) -> list[str]:
-    """All that is wrong with it, with the way out."""
+    """All mistakes in a configuration, each with the way out."""
     problems = [
         *fields.out_of_bounds(config),
         *_policies(config),
@@ -54,7 +54,7 @@ def problems(config: RunFields) -> list[str]:
 
 
 def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
-    """Settings of a command line without effect in this run or on this machine; `asked` are the paths that it sets."""
+    """Report settings that have no effect in this run or on this machine; `asked` are paths set by the command line."""
     lines = []
     if "data.levels" in asked and config.data.name not in KINDS:
         lines.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
@@ -73,20 +73,20 @@ def _policies(config: RunFields) -> Problems:
     yield from refusal("policies.frozen_roles", trained_policies, *owners)
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
-    if parted := [name for name in known if "/" in name]:
-        yield f"policies.map has the policy '{parted[0]}': '/' parts the names of metrics, so take a name without it"
+    if slashed := [name for name in known if "/" in name]:
+        yield f"policies.map has the policy '{slashed[0]}': '/' parts the names of metrics, so take a name without it"
     if dotted := [name for name in known if not name.strip(". ")]:
         yield f"policies.map has the policy '{dotted[0]}', which names no folder: take a name with a letter or a digit"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
     for name in sorted(name for name, base in policies.bases.items() if not base):
         yield f"policies.bases.{name} is empty: give the directory of its model, or leave it out"
-    for where, given in (
+    for where, settings in (
         ("policies.bases", policies.bases),
         ("policies.trains", policies.trains),
         ("learner.learning_rates", config.learner.learning_rates),
     ):
-        yield from _strangers(where, given, policies.map)
+        yield from _unknown_policies(where, settings, policies.map)
     for where, names in (
         ("policies.trains", policies.trains),
         ("learner.learning_rates", config.learner.learning_rates),
@@ -95,13 +95,13 @@ def _policies(config: RunFields) -> Problems:
             yield f"{where} names '{name}', which is frozen: leave it out"
 
 
-def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, str]) -> Problems:
-    """Unknown names in settings by policy; for names of roles the line gives their policy."""
+def _unknown_policies(where: str, settings: Mapping[str, Any], policy_map: Mapping[str, str]) -> Problems:
+    """Report unknown names in {policy: setting}; for names of roles, the line gives their policy."""
     known, by_policy = policy_names(policy_map), dict[str, dict[str, Any]]()
-    for name in sorted({*given} - {*known}):
+    for name in sorted({*settings} - {*known}):
         policies = {policy for key, policy in policy_map.items() if name in (key, key.split("/")[0])}
         if len(policies) == 1:
-            by_policy.setdefault(policies.pop(), {})[name] = given[name]
+            by_policy.setdefault(policies.pop(), {})[name] = settings[name]
         else:
             yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
     for policy, roles in by_policy.items():
@@ -116,7 +116,7 @@ def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, st
 
 
 def _engine(config: RunFields) -> Problems:
-    """Settings that a vLLM server cannot serve, and settings of a server that is not used."""
+    """Report settings that a vLLM server cannot serve, and settings of a server that is not used."""
     engine, policies = config.engine, config.policies
     if engine.kind != "vllm":
         if engine.vllm != type(engine.vllm)():
@@ -262,14 +262,14 @@ def _data_function(name: str) -> None:
 
 
 def not_taken(name: str) -> tuple[str, ...]:
-    """The fields of `data` that a data set of this name has no use for."""
+    """The fields of `data` that a data set of this name does not use."""
     if is_own(name):
         return (*OF_FILES, *DRAWN, "seed", "cache", "val_size")
     return OF_FILES if name in KINDS else DRAWN
 
 
 def _ignored(config: RunFields) -> Problems:
-    """Fields of the data that this kind of data set has no use for, where they are set."""
+    """Report fields of `data` that are set, but that this kind of data set does not use."""
     kinds = {**dict.fromkeys(OF_FILES, "data read from files"), **dict.fromkeys(DRAWN, "procedural data")}
     defaults = {field.name: field.default for field in dataclasses.fields(config.data)}
     for name in not_taken(config.data.name):
@@ -289,7 +289,7 @@ def _learning(config: RunFields) -> Problems:
 
 
 def _hosts(config: RunFields) -> Problems:
-    """What several processes cannot share."""
+    """Report settings with which several processes cannot share a run."""
     count = config.mesh.hosts
     if count == 1:
         return
@@ -308,30 +308,30 @@ def _hosts(config: RunFields) -> Problems:
 
 def _phases(config: RunFields) -> Problems:
     if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
-        return  # reported by the check of its type
+        return  # `_policies` reports it
     yield from phase_fields.problems(config)
 
 
 def _groups(config: RunFields) -> Problems:
-    wrong = refused(group_key, config.advantages.group, find(config.workflow.name).groups)
-    yield from [f"advantages.group: {wrong}"] if wrong else _singletons(config)
+    message = refused(group_key, config.advantages.group, find(config.workflow.name).groups)
+    yield from [f"advantages.group: {message}"] if message else _singletons(config)
 
 
 def _singletons(config: RunFields) -> Problems:
-    """One sample of each problem, of which nothing can be learned by comparing its calls."""
+    """Report one sample per problem, if nothing can be learned by comparing its calls."""
     kinds = {phase.objective or config.learner.loss.kind for phase in config.phases}
     if not config.steps or (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
-        return  # nothing is learned, or by comparing no calls
+        return  # nothing is learned, or the loss compares no calls
     by_group = config.advantages.estimator != "agent"
     if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
         return
     if find(config.workflow.name).may_fork:  # its branches may be compared
         return
-    otherwise = ", or advantages.singleton=reward" if by_group else ""
+    alternative = ", or advantages.singleton=reward" if by_group else ""
     if walks(config) and alone(config):
         yield (
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
-            f"{otherwise}"
+            f"{alternative}"
         )
     elif config.rewards.name == "outcome" and "task" in compared_by(config):
         yield (

@@ -1,6 +1,6 @@
-"""Phases: settings that a run uses in turn, each for some steps. After the last one the list begins anew until `steps`.
+"""Phases: settings that a run uses in turn, each for some steps. After the last one the list starts again.
 
-    phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──place──► phase, and where it began
+    phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──place──► phase, and its first step
 
 A run without phases is one phase, in which all policies that are not frozen train.
 """
@@ -22,7 +22,7 @@ from marl_jax.policies import is_frozen, policy_names, role_of_key, trained_poli
 if TYPE_CHECKING:
     from marl_jax.config.run_fields import RunFields
 
-# Settings of the learner that decide the form of its state, or how gradients are kept apart: fixed for the run.
+# Settings of the learner that decide the form of its state, or how gradients are separated. They are fixed for a run.
 KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
 
 
@@ -32,18 +32,18 @@ class Phase:
 
     steps: Count
     name: str = ""
-    roles: tuple[str, ...] = ()  # that train, as "role" or "role/slot"; none: all that are not frozen
-    policies: tuple[str, ...] = ()  # that train; none: all
-    objective: str | None = None  # in place of learner.loss.kind
-    learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other settings of it, by path
+    roles: tuple[str, ...] = ()  # roles that train, as "role" or "role/slot"; none: all that are not frozen
+    policies: tuple[str, ...] = ()  # policies that train; none: all
+    objective: str | None = None  # replaces learner.loss.kind
+    learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other learner settings, by path
     source: str = "play"  # play; collected, or collected:NAME of a phase; else a file or folder of episodes
-    flatten: str = ""  # with calls from a source: the role whose sequence each of its episodes becomes
+    flatten: str = ""  # with calls from a source: each of its episodes becomes one sequence of this role
     collect: bool = False  # keep all calls of its steps in the run's folder
-    start: str = "last"  # of what trains: last, base, or RUN@STEP, a checkpoint of a run
-    # policy -> the policy whose weights it begins with
+    start: str = "last"  # initial weights of what trains: last, base, or RUN@STEP, a checkpoint of a run
+    # policy -> the policy whose weights it starts with
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    optimiser: Literal["keep", "fresh"] = "keep"  # fresh: no moments, and its schedule from the beginning
-    reference: str = "base"  # of KL and pair objectives: base, start (of the phase), or RUN@STEP
+    optimiser: Literal["keep", "fresh"] = "keep"  # fresh: moments and schedule start again
+    reference: str = "base"  # for KL and pair objectives: base, start (of the phase), or RUN@STEP
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -66,12 +66,12 @@ class Phase:
     def moves(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> tuple[str, ...]:
         """The policies that it trains."""
         free = set(trained_policies(policy_map, frozen_roles))
-        return tuple(dict.fromkeys(p for _, _, p in self._voices(policy_map, frozen_roles) if p in free))
+        return tuple(dict.fromkeys(p for _, _, p in self._training(policy_map, frozen_roles) if p in free))
 
-    def _voices(
+    def _training(
         self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]
     ) -> Iterator[tuple[str, int, str]]:
-        """(role, slot, policy) of entries of the map that train; of a whole role, also slots that `roles` names."""
+        """(role, slot, policy) of the map's entries that train; for a role's entry, also of its slots in `roles`."""
         for key, policy in policy_map.items():
             role, slash, slot = key.rpartition("/")
             role = role if slash else key
@@ -83,26 +83,26 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a step is in the phases."""
+    """The position of a step in the phases."""
 
-    number: int  # phases that came before, rounds through the list included
+    number: int  # number of phases before it, counted over all rounds through the list
     phase: Phase
     first: int  # the step count at which it began: its steps are first + 1 to first + phase.steps
 
 
 def place(phases: Sequence[Phase], step: int) -> Place:
-    """The phase of the step that comes after `step` others."""
-    whole = sum(phase.steps for phase in phases)
-    rounds, left = divmod(step, whole)
+    """The phase of the next step, after `step` steps."""
+    length = sum(phase.steps for phase in phases)
+    rounds, step_in_round = divmod(step, length)
     ends = list(itertools.accumulate(phase.steps for phase in phases))
-    index = bisect.bisect_right(ends, left)
+    index = bisect.bisect_right(ends, step_in_round)
     return Place(
-        rounds * len(phases) + index, phases[index], rounds * whole + ends[index] - phases[index].steps
+        rounds * len(phases) + index, phases[index], rounds * length + ends[index] - phases[index].steps
     )
 
 
 def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
-    """The learner's settings in a phase; mistakes in them are one ValueError."""
+    """The learner's settings in a phase; all mistakes in them are reported by one ValueError."""
     settings = dict(phase.learner) | ({"loss.kind": phase.objective} if phase.objective else {})
     if not settings:
         return config
@@ -122,13 +122,13 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
 
 
 def references(config: LearnerConfig, phases: Sequence[Phase]) -> tuple[bool, bool]:
-    """Whether some phase is compared with the policies' base, and some with other weights."""
-    needing = []
+    """(some phase uses the policies' base as its reference, some phase has another reference)."""
+    is_base = []
     for phase in phases or (Phase(1),):
-        chosen = learner_of(config, phase)
-        if chosen.interventions.kl_coef or chosen.loss.kind in NEED_REFERENCE:
-            needing.append(phase.reference == "base")
-    return True in needing, any(phase.reference != "base" for phase in phases)
+        learner = learner_of(config, phase)
+        if learner.interventions.kl_coef or learner.loss.kind in NEED_REFERENCE:
+            is_base.append(phase.reference == "base")
+    return True in is_base, any(phase.reference != "base" for phase in phases)
 
 
 def problems(config: "RunFields") -> Iterator[str]:
@@ -136,11 +136,11 @@ def problems(config: "RunFields") -> Iterator[str]:
     phases, roles, learner = config.phases, config.roles, config.learner
     policy_map, frozen_roles = config.policies.map, config.policies.frozen_roles
     known = policy_names(policy_map)
-    begun = 0
+    steps_before = 0
     for number, phase in enumerate(phases):
         where = f"phases[{number}]{f' ({phase.name})' if phase.name else ''}"
-        strange = [name for name in phase.roles if role_of_key(name, roles) is None]
-        for name in strange:
+        unknown = [name for name in phase.roles if role_of_key(name, roles) is None]
+        for name in unknown:
             yield (
                 f"{where}.roles names '{name}', which is no role of the workflow and no 'role/number' for a "
                 f"slot{fields.nearest(name, roles)}"
@@ -163,7 +163,7 @@ def problems(config: "RunFields") -> Iterator[str]:
                 f"set objective to one of {', '.join(OBJECTIVES)}"
             )
         interventions, of_run = chosen.interventions, learner.interventions.named
-        for setting, names in interventions.named.items():  # those of the whole run are checked with it
+        for setting, names in interventions.named.items():  # names set for the run are checked elsewhere
             for name in sorted({*names} - {*roles} - {*of_run[setting]}):
                 yield (
                     f"{where}: learner.interventions.{setting} names '{name}', which is no role of the workflow"
@@ -174,8 +174,8 @@ def problems(config: "RunFields") -> Iterator[str]:
                 f"{where}: learner.learning_rates names '{name}', which is no policy of policies.map"
                 f"{fields.nearest(name, known)}"
             )
-        if not strange and {*phase.policies} <= {*known}:
-            training = {role for role, _, _ in phase._voices(policy_map, frozen_roles)}
+        if not unknown and {*phase.policies} <= {*known}:
+            training = {role for role, _, _ in phase._training(policy_map, frozen_roles)}
             if not phase.moves(policy_map, frozen_roles) or training <= {*interventions.freeze}:
                 yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
         if interventions.alternate and (phase.roles or phase.policies):
@@ -189,13 +189,13 @@ def problems(config: "RunFields") -> Iterator[str]:
             yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
         if phase.source == "collected" or phase.source.startswith("collected:"):
             wanted = phase.source.partition(":")[2]
-            before = [one.name for one in phases[:number] if one.collect]
+            before = [earlier.name for earlier in phases[:number] if earlier.collect]
             if not before or (wanted and wanted not in before):
                 what = f"'{wanted}' collects nothing" if wanted else "no phase before it collects"
                 yield f"{where}.source is {phase.source!r}, and {what}: set collect=true in one that plays"
-        if begun >= config.steps > 0:
-            yield f"{where} is never reached: it would begin after step {begun}, and steps is {config.steps}"
-        begun += phase.steps
+        if steps_before >= config.steps > 0:
+            yield f"{where} is never reached: it would begin after step {steps_before}, and steps is {config.steps}"
+        steps_before += phase.steps
     named = [phase.name for phase in phases if phase.name]
     for name in sorted({name for name in named if named.count(name) > 1}):
         yield f"two phases are called '{name}': give them different names"

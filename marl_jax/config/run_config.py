@@ -1,10 +1,10 @@
 """The configuration of a run: frozen dataclasses, from a config file's cell and typed overrides.
 
     --config=configs/micro.py:voting-isolated-s-math --config.sampling.temperature=0.7 --config.steps=50
-    --config=micro:voting-isolated-s-math       the packaged file of that name, where there is no such file
+    --config=micro:voting-isolated-s-math       the packaged file of that name, if there is no other
 
-All mistakes are reported together, before anything is compiled. It is passed whole to the run, and taken apart
-there; `to_json` writes it, `from_json` reads it back equal.
+All mistakes are reported together, before anything is compiled. The configuration is passed whole to the run, and
+taken apart there; `to_json` writes it, and `from_json` reads back an equal one.
 """
 
 import copy
@@ -36,7 +36,7 @@ from marl_jax.errors import UserError
 from marl_jax.own import home_of, told
 from marl_jax.packaged import config_file, config_names
 
-# The groups of fields are here, too, for config files.
+# The groups of fields are exported again, for config files.
 __all__ = [
     "CheckpointConfig",
     "ConfigError",
@@ -77,7 +77,7 @@ class ConfigError(UserError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(RunFields):
-    """All of a run. What cannot be is refused when it is built, every reason at once; values of a wrong type first."""
+    """All settings of a run. An impossible one is refused when it is built, with all reasons, wrong types first."""
 
     def __post_init__(self) -> None:
         values, misfits = fields.fit(self)
@@ -101,17 +101,17 @@ class RunConfig(RunFields):
 
 
 def current(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON of a configuration as this version writes it, where an earlier one of its schema wrote it."""
+    """The JSON of a configuration, brought from an earlier version of the same schema to this one."""
     if value.get("schema") != SCHEMA:
         return value
     value = copy.deepcopy(dict(value))
     for path in RETIRED:
         *groups, name = path.split(".")
-        holder: Any = value
+        parent: Any = value
         for group in groups:
-            holder = holder.get(group) if isinstance(holder, dict) else None
-        if isinstance(holder, dict):
-            holder.pop(name, None)
+            parent = parent.get(group) if isinstance(parent, dict) else None
+        if isinstance(parent, dict):
+            parent.pop(name, None)
     return fields.filled(RunConfig, value)
 
 
@@ -119,7 +119,7 @@ def current(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_argv(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The configuration of --config and --config.* of a command line, and the rest of the line for absl."""
+    """(the configuration from --config and --config.* of a command line, the other arguments for absl)."""
     spec, texts, rest = split_argv(argv)
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE:CELL"])
@@ -149,7 +149,7 @@ def split_argv(argv: Sequence[str]) -> tuple[str | None, list[tuple[str, str | N
 
 
 def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunConfig:
-    """FILE:CELL, with fields set from texts. Every mistake in the texts is in the one error."""
+    """The configuration FILE:CELL, with fields set from texts. One error reports all mistakes in the texts."""
     base = load_base(spec, "get_config", RunConfig, texts)
     config, problems = fields.change(base, texts)
     problems = [*problems, *config_checks.asked_in_vain(config, [name for name, _ in texts])]
@@ -159,29 +159,29 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
 
 
 def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, str | None]] = ()) -> T:
-    """The result of the function `entry` of FILE for the name behind the colon.
+    """The result of the function `entry` of FILE for the name after the colon.
 
-    Where it refuses the name, mistakes in the texts that show without it are reported as well.
+    If it refuses the name, mistakes in single texts are reported as well.
     """
     make, name = load_file(spec, entry)
     try:
-        made = make(name)
+        base = make(name)
     except ValueError as error:
-        refused = getattr(error, "problems", [str(error)])
-        raise ConfigError([*refused, *fields.read_texts(cls, texts)[1]]) from None
+        reasons = getattr(error, "problems", [str(error)])
+        raise ConfigError([*reasons, *fields.read_texts(cls, texts)[1]]) from None
     except Exception as error:
         raise ConfigError(
             [f"--config={spec}: {entry}({name!r}) raised {told(error, home_of(make))}"]
         ) from None
-    if not isinstance(made, cls):
+    if not isinstance(base, cls):
         raise ConfigError(
-            [f"--config={spec}: {entry} gives a {type(made).__name__}: return a {cls.__name__}"]
+            [f"--config={spec}: {entry} gives a {type(base).__name__}: return a {cls.__name__}"]
         )
-    return made
+    return base
 
 
 def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any], str]:
-    """(the function `entry` of FILE, the name behind the colon)."""
+    """(the function `entry` of FILE, the name after the colon)."""
     module, file, cell = _load_module(spec)
     make = getattr(module, entry, None)
     if make is None or not _takes_a_name(make):
@@ -190,7 +190,7 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
 
 
 def cells_of(spec: str) -> list[str]:
-    """The names that FILE has in `CELLS`, for folders, too; none where it has no such list."""
+    """The names of cells in FILE's `CELLS`, valid as names of folders; none if it has no such list."""
     module, file, _ = _load_module(spec)
     names = list(getattr(module, "CELLS", ()))
     if isinstance(getattr(module, "CELLS", ()), str) or not all(map(_is_cell, names)):
@@ -199,7 +199,7 @@ def cells_of(spec: str) -> list[str]:
 
 
 def sets_of(spec: str) -> dict[str, list[str]]:
-    """Cells by the name of their set, as FILE has them in `SETS`; a matrix runs the first by default."""
+    """{name of a set: its cells}, from FILE's `SETS`; a matrix runs the first by default."""
     return {name: list(cells) for name, cells in getattr(_load_module(spec)[0], "SETS", {}).items()}
 
 
@@ -208,7 +208,7 @@ def _is_cell(name: Any) -> bool:
 
 
 def _load_module(spec: str) -> tuple[ModuleType, str, str]:
-    """(FILE as a module, its path, the name behind the colon)."""
+    """(FILE as a module, its path, the name after the colon)."""
     file, _, cell = spec.rpartition(":") if ":" in spec else (spec, "", "")
     path = config_file(file)
     if path is None:
@@ -227,7 +227,7 @@ def _load_module(spec: str) -> tuple[ModuleType, str, str]:
 
 
 def config_module(path: Path) -> ModuleType:
-    """A file of cells as a module; for files that build on others beside them, too."""
+    """Import a file of cells as a module. A file that builds on another one next to it may use this, too."""
     module_spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if module_spec is None or module_spec.loader is None:
         raise ImportError("is no Python file")

@@ -27,9 +27,9 @@ class WorkflowConfig:
     """The workflow, its settings (votes, rounds, workers, calls...), and its prompts."""
 
     name: str = "single"  # a built-in one, or a user's as "module:workflow"
-    # Its keywords, such as votes or rounds.
+    # Keyword arguments of the workflow, such as votes or rounds.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prompts: Literal["full", "micro"] = "full"  # which built-in words; `micro` for micro models
+    prompts: Literal["full", "micro"] = "full"  # which built-in prompts; `micro` for micro models
     prompts_folder: str | None = None  # a folder with the layout of marl_jax/workflows/prompts
 
 
@@ -38,22 +38,22 @@ class PoliciesConfig:
     """The policies of the roles, their bases, and which of their weights are trained."""
 
     map: Mapping[str, str] = dataclasses.field(default_factory=dict)  # role or role/slot -> policy
-    frozen_roles: tuple[str, ...] = ()  # a policy of frozen roles alone is served, not trained
+    frozen_roles: tuple[str, ...] = ()  # roles that do not train; a policy that has only these is frozen
     base: str = ""  # directory of the model that policies start from
-    # Policy -> directory, for policies with another start: other weights, another shape, another tokenizer.
+    # Policy -> directory, for policies that start from another model: other weights, shape or tokenizer.
     bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
     train: Literal["full", "lora"] = "full"  # all weights, or adapters on a frozen base
     # Policy -> full or lora, for policies that are trained differently.
     trains: Mapping[str, Literal["full", "lora"]] = dataclasses.field(default_factory=dict)
-    lora_rank: Count = 64  # of the adapters
-    lora_alpha: Positive = 32.0  # their scale is alpha / rank
-    remat: Literal["none", "layer", "dots"] = "none"  # recomputed in the backward pass to save memory
-    attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
+    lora_rank: Count = 64  # rank of the adapters
+    lora_alpha: Positive = 32.0  # scale of the adapters is alpha / rank
+    remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass recomputes, to save memory
+    attention: Literal["blocks", "plain"] | None = None  # used in the update; None: the platform's fastest
 
     @property
     def specs(self) -> dict[str, PolicySpec]:
-        """{policy: where it starts, and what of it is trained}."""
+        """{policy: where it starts, and which of its weights are trained}."""
         trained = trained_policies(self.map, self.frozen_roles)
         return {
             name: PolicySpec(
@@ -67,21 +67,21 @@ class PoliciesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The problems. The draw or the carving of val follows `seed`, the order of problems the run's seed."""
+    """The problems. `seed` decides which are drawn, or carved out as val; the run's seed decides their order."""
 
     family: Family = "math"  # how answers are read and graded, and which prompts
     name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your function (split) -> tasks
-    directory: str | None = None  # of its files; None: fetched from where it is published
+    directory: str | None = None  # directory of its files; None: downloaded from its publisher
     cache: str | None = None  # where prepared data goes; None: $MARL_JAX_CACHE, or ~/.cache/marl_jax
-    problems: Count = 64  # per step
-    seed: Seed = 0  # of the draw of procedural data, or of carving val out of train
-    val_size: Annotated[int | None, Ge(0)] = None  # 0: none is carved, for runs without evaluation
-    train_size: OptionalCount = None  # of procedural data, like the next two
-    test_size: OptionalCount = None  # of procedural data
-    # Of procedural data, drawn in turn; one with few distinct problems has fewer.
+    problems: Count = 64  # problems per step
+    seed: Seed = 0  # seed for drawing procedural data, or for carving val out of train
+    val_size: Annotated[int | None, Ge(0)] = None  # problems of val; 0: none, for runs without evaluation
+    train_size: OptionalCount = None  # training problems of procedural data
+    test_size: OptionalCount = None  # test problems of procedural data
+    # Levels of procedural data, drawn in turn; a level with few distinct problems has fewer.
     levels: tuple[int, ...] = (1, 2, 3)
     bad_rows: Literal["refuse", "skip"] = "refuse"  # what to do with rows of files that cannot be used
-    buffer: BufferConfig = dataclasses.field(default_factory=BufferConfig)  # of tasks that calls were about
+    buffer: BufferConfig = dataclasses.field(default_factory=BufferConfig)  # for tasks that calls were about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +89,14 @@ class RolloutConfig:
     """How episodes are made."""
 
     samples: Count = 8  # episodes per problem
-    # Above 1, dynamic sampling: problems that teach nothing are drawn again, so often in all.
+    # Above 1, dynamic sampling: problems that teach nothing are sampled again, up to this many times in all.
     draws: Count = 1
-    limits: Limits = dataclasses.field(default_factory=Limits)  # of one episode
+    limits: Limits = dataclasses.field(default_factory=Limits)  # limits of one episode
     # `fixed`: tools answer after a fixed number of dispatches, so that runs repeat; `free`: at once.
     mode: Literal["fixed", "free"] = "fixed"
-    tool_delay: Count = 4  # that number
-    tool_threads: Count = 8  # tools that run at a time
-    ahead: OptionalCount = None  # requests that may wait before new episodes begin; None: twice the lanes
+    tool_delay: Count = 4  # number of dispatches after which a tool answers in mode `fixed`
+    tool_threads: Count = 8  # tools that run at the same time
+    ahead: OptionalCount = None  # requests that may wait before new episodes start; None: twice the lanes
     # The run ends if at least this share of a rollout's episodes fail; None: it only warns, once.
     max_failed: Annotated[float | None, Gt(0), Le(1)] = 1.0
 
@@ -106,41 +106,41 @@ class EngineConfig:
     """The engine's limits; the shapes that follow from them are settled at the first start."""
 
     kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
-    vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # that server
-    max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may have the difference besides
-    lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows, of vLLM 256
-    # Memory of one engine, working memory included; None: free memory less the need of the update.
+    vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # settings of the vLLM server
+    max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may use the difference, too
+    lanes: OptionalCount = None  # sequences decoded at once; None: as many as fit in memory, 256 with vLLM
+    # Memory of one engine, working memory included; None: free memory minus the need of the update.
     budget_bytes: OptionalCount = None
-    steps: OptionalCount = None  # decode steps per dispatch; None: as the platform likes
-    # A user's "module:function": tempered logits [lanes, V] to the same with -inf for tokens that shall not be drawn.
+    steps: OptionalCount = None  # decode steps per dispatch; None: a default of the platform
+    # A user's "module:function" that maps tempered logits [lanes, V] to logits with -inf for tokens it excludes.
     sampler: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices share the work: on each host `data` copies of the weights, each cut over `model` devices."""
+    """How many devices share the work: on each host `data` copies of the weights, each sharded over `model` devices."""
 
-    data: Count = 1  # devices of a process that hold copies of the weights and share lanes and rows
-    model: Count = 1  # devices that each copy of the weights is cut over
+    data: Count = 1  # copies of the weights in a process, among which lanes and rows are divided
+    model: Count = 1  # devices that each copy of the weights is sharded over
     hosts: Count = 1  # processes that share the run, each with its own devices, see docs/hosts.md
 
     @property
     def devices(self) -> int:
-        """Of all processes."""
+        """The number of devices in all processes."""
         return self.hosts * self.data * self.model
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """Of the val split, while training."""
+    """Evaluations on the val split during training."""
 
-    every: Whole = 10  # 0: never
-    problems: Count = 64  # of val, in one evaluation
+    every: Whole = 10  # steps between two evaluations; 0: never
+    problems: Count = 64  # problems of val in one evaluation
     samples: Count = 1  # episodes per problem
-    # A user's "module:function" in place of accuracy: graded table to one value of 0 to 1 per episode. None: the
-    # grade of the answer.
+    # A user's "module:function" instead of accuracy: it maps the graded table to one value from 0 to 1 per episode.
+    # None: the grade of the answer.
     metric: str | None = None
-    recorded: Whole = 16  # problems, the same ones each time, whose episodes an evaluation writes; 0: none
+    recorded: Whole = 16  # problems whose episodes an evaluation writes, the same ones each time; 0: none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ class CheckpointConfig:
     every: Count = 10  # steps between two checkpoints
     latest: Count = 2  # number of newest ones that are kept
     best: bool = True  # keep the one with the best accuracy on val
-    keep_every: OptionalCount = None  # keep every checkpoint of a multiple of so many steps
+    keep_every: OptionalCount = None  # keep also the checkpoints whose step is a multiple of this
 
 
 TRACKERS = ("wandb", "trackio")  # packages, and the fields of `logging` that turn them on
@@ -163,27 +163,27 @@ def not_installed(package: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """The records of a run besides its numbers."""
+    """What a run records in addition to metrics.jsonl and eval.jsonl."""
 
-    # Of every so many steps, of the first and of the last, episodes are written; 0: none.
+    # Steps between two steps whose episodes are written, besides the first and the last; 0: none.
     episodes_every: Whole = 10
-    episodes_problems: Count = 4  # problems of such a step
-    # Megabytes of all recorded episodes together: a file that is too large for its share has fewer problems, and where
-    # one is too long some files are left out.
+    episodes_problems: Count = 4  # problems of a step whose episodes are written
+    # Megabytes of all recorded episodes together: a file that is too large for its share gets fewer problems, and if
+    # one problem is too long for it, some files are left out.
     episodes_size: Positive = 50.0
-    tensorboard: bool = True  # write the numbers of metrics.jsonl as event files, too
-    wandb: bool = False  # and send them to Weights & Biases
-    trackio: bool = False  # and to Trackio, which keeps them on this machine
-    wandb_project: str = "marl_jax"  # the project's name, on either
+    tensorboard: bool = True  # also write the numbers of metrics.jsonl as event files
+    wandb: bool = False  # also send them to Weights & Biases
+    trackio: bool = False  # also send them to Trackio, which keeps them on this machine
+    wandb_project: str = "marl_jax"  # name of the project in both
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFields:
-    """All of a run."""
+    """All fields of a run."""
 
-    cell: str  # the name that the run is shown under
-    workflow: WorkflowConfig  # which workflow, and its words
-    policies: PoliciesConfig  # who answers for which role
+    cell: str  # the name under which the run is shown
+    workflow: WorkflowConfig  # which workflow, and its prompts
+    policies: PoliciesConfig  # which policy answers for which role
     data: DataConfig  # the problems
     sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)  # how roles sample
     # Role -> the fields of `sampling` that differ for it.
@@ -194,22 +194,22 @@ class RunFields:
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # devices
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)  # how episodes are made
     rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)  # rewards of calls
-    # What earnings are compared with.
+    # What rewards are compared with.
     advantages: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     # The loss, the optimiser, the batches.
     learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
-    # Of val, while training.
+    # Evaluations on val during training.
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     # When to save, and what to keep.
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # what else is left behind
-    alarms: Literal["tell", "stop"] = "tell"  # the effect of an alarm that begins, see docs/alarms.md
+    logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # other records of the run
+    alarms: Literal["tell", "stop"] = "tell"  # what a new alarm does, see docs/alarms.md
     steps: Whole = 200  # training steps of the whole run
-    seed: Seed = 0  # of all noise: sampling, order of problems, first adapters
-    seeds: Count = 1  # runs side by side, whose seeds count up from `seed`, each in a folder of its own
-    # `compiled`: a step is a pure function, see docs/compiled.md; `auto`: that where it can be and is no slower here.
+    seed: Seed = 0  # seed of all noise: sampling, order of problems, first adapters
+    seeds: Count = 1  # parallel runs, whose seeds count up from `seed`, each in a folder of its own
+    # `compiled`: a step is a pure function, see docs/compiled.md; `auto`: compiled if possible and no slower here.
     road: Literal["hosted", "compiled", "auto"] = "hosted"
-    phases: tuple[Phase, ...] = ()  # in turn, again and again; none: the whole run is one phase
+    phases: tuple[Phase, ...] = ()  # phases in turn, again and again; none: the whole run is one phase
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -16,19 +16,19 @@ Problems = Iterator[str]
 
 
 def of_workflow(config: RunFields) -> Problems:
-    """The mistakes in it; the workflow exists."""
+    """The mistakes in the settings of the workflow, which must exist."""
     for check in (_workflow, _settings, _calls, _slots, _roles):
         yield from check(config)
 
 
 def refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
-    """The message of this check where it raises."""
+    """A line with the error message of the check, if it raises."""
     if message := refused(check, *args):
         yield f"{where}: {message}"
 
 
 def refused(check: Callable[..., Any], *args: Any) -> str | None:
-    """The error message that the check raises; None where it passes."""
+    """The error message of the check if it raises; None if it passes."""
     try:
         check(*args)
     except (ValueError, TypeError) as error:
@@ -65,7 +65,7 @@ def _settings(config: RunFields) -> Problems:
 
 
 def _misfit(value: Any, default: Any, counted: bool) -> str | None:
-    """The required type of a setting, a count or that of its default, if it has another; else None."""
+    """The required type of a setting (a count, or the type of its default) if it has another type; else None."""
     if counted:
         fits = (type(value) is int and value >= 1) or (value is None and default is None)
         return None if fits else "an integer from 1 on"
@@ -86,7 +86,7 @@ def walks(config: RunFields) -> bool:
 
 
 def _calls(config: RunFields) -> Problems:
-    """A limit that every episode of a built-in workflow would break."""
+    """Report a limit on calls that every episode of a built-in workflow would exceed."""
     if is_own(config.workflow.name) or not walks(config):
         return
     limit, least = config.rollout.limits.max_calls, least_calls(config)
@@ -104,12 +104,12 @@ def _calls(config: RunFields) -> Problems:
 
 
 def _slots(config: RunFields) -> Problems:
-    """Entries of the map that no call of a built-in workflow comes to, and slots without any."""
+    """Report entries of the map that no call of a built-in workflow uses, and slots without an entry."""
     workflow = find(config.workflow.name)
     if is_own(config.workflow.name) or refused(validate_map, config.policies.map, workflow.roles):
         return
     counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
-    if any(type(count) is not int or count < 1 for count in counts.values()):  # reported as a setting
+    if any(type(count) is not int or count < 1 for count in counts.values()):  # `_settings` reports it
         return
     answering = set()
     for role, count in counts.items():
@@ -129,7 +129,7 @@ def _slots(config: RunFields) -> Problems:
 
 
 def _roles(config: RunFields) -> Problems:
-    """Names of roles, in the map and elsewhere, that the workflow has not."""
+    """Report names of roles, in the map and elsewhere, that the workflow does not have."""
     yield from refusal("policies.map", validate_map, config.policies.map, config.roles)
     yield from samplers(config)
     named = {
@@ -143,11 +143,11 @@ def _roles(config: RunFields) -> Problems:
 
 
 def samplers(config: RunFields) -> Problems:
-    """Sampling settings of single roles that are of another type than the field of `sampling`, or cannot be."""
-    wanted, mistyped = fields.annotations(SamplingSettings), False
+    """Report sampling settings of single roles that have the wrong type, or an impossible value."""
+    types, mistyped = fields.annotations(SamplingSettings), False
     for role, override in config.role_sampling.items():
         for name, value in override.items():
-            if name in wanted and (misfit := fields.misfit(wanted[name], value)):
+            if name in types and (misfit := fields.misfit(types[name], value)):
                 mistyped = True
                 yield f"role_sampling.{role}.{name} is {value!r}; it must be {misfit}"
     if not mistyped:
