@@ -1,8 +1,8 @@
 """Casts of an evaluation: the workflow, the policy of each role, and the cast that it is compared with.
 
 trained              every role by its own policy           compared with the same policies at their start
-swapped              every role by the next one's policy    likewise
-generator_transfer   one role by a single agent's policy    likewise, with no transfer
+swapped              every role by the next one's policy    the same
+generator_transfer   one role by a single agent's policy    the same, without the transfer
 single_transfer      one role's policy, alone               compared with its own start, alone
 """
 
@@ -39,21 +39,21 @@ SPLITS = ("test", "val")
 class Evaluation:
     """The evaluation that the flags of the command describe."""
 
-    # all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other roles are as
-    # they began.
+    # all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other roles play
+    # with their initial weights.
     checkpoint: str | None = None
-    split: str = "test"  # or val
+    split: str = "test"  # test or val
     data: str | None = None  # another data set; None: the run's
-    data_directory: str | None = None  # of its files; None: fetched from where it is published
+    data_directory: str | None = None  # directory of its files; None: downloaded from its publisher
     samples: int = 1  # episodes of each problem
-    problems: int | None = None  # the first so many; None: all
+    problems: int | None = None  # number of problems, from the first on; None: all
     mode: str = "trained"  # one of MODES
-    role: str | None = None  # who plays alone, or is replaced; None: the generator
-    # The folder of the run that a transferred policy is of.
+    role: str | None = None  # the role that plays alone, or is replaced; None: the generator
+    # The folder of the run that a transferred policy comes from.
     generator_from: str | os.PathLike[str] | None = None
-    generator_checkpoint: str | None = None  # None: latest
-    seed: int | None = None  # of the noise; None: the run's
-    url: str | None = None  # of vLLM servers that have moved, as `engine.vllm.url`; None: the run's
+    generator_checkpoint: str | None = None  # checkpoint of that run; None: latest
+    seed: int | None = None  # seed of the noise; None: the run's
+    url: str | None = None  # new address of vLLM servers, like `engine.vllm.url`; None: the run's
 
     def __post_init__(self) -> None:
         """Refuse impossible values of flags."""
@@ -97,8 +97,8 @@ class Stage:
 
 def make_stage(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
     """The stage of the chosen mode."""
-    learner = dataclasses.replace(config.learner, learning_rates={})  # not all policies need be in a cast
-    config = dataclasses.replace(config, steps=0, phases=(), learner=learner)  # what is of training
+    learner = dataclasses.replace(config.learner, learning_rates={})  # a cast may lack some policies
+    config = dataclasses.replace(config, steps=0, phases=(), learner=learner)  # nothing is trained
     match evaluation.mode:
         case "single_transfer":
             return _alone(config, parts, evaluation.role or "generator")
@@ -117,13 +117,13 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
         )
     first, *others = names
     for other in others:
-        if differ := _differ(parts, first, parts, other):
+        if difference := _difference(parts, first, parts, other):
             raise FolderError(
-                f"--mode=swapped needs policies of one shape and tokenizer: '{other}' has another {differ} than "
+                f"--mode=swapped needs policies of one shape and tokenizer: '{other}' has another {difference} than "
                 f"'{first}'"
             )
-    following = dict(zip(names, (*names[1:], names[0])))
-    policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
+    next_policy = dict(zip(names, (*names[1:], names[0])))
+    policy_map = {key: next_policy[policy] for key, policy in config.policies.map.items()}
     frozen = tuple(key for key, policy in policy_map.items() if parts.specs[policy].frozen)
     return dataclasses.replace(config, policies=_pruned(config, policy_map, frozen_roles=frozen))
 
@@ -133,20 +133,20 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
     policy = _policy(config, role)
     if "generator" not in parts.prompts.files:
         raise FolderError("--mode=single_transfer needs prompts for 'generator', and this run's have none")
-    # It answers as the workflow's generator does, where there is one: an aggregator's limit may be a few tokens.
-    like = "generator" if "generator" in config.roles else role.split("/")[0]
-    settings = config.role_settings[like]
+    # It samples as the workflow's generator does, if there is one: an aggregator's limit may be a few tokens.
+    model_role = "generator" if "generator" in config.roles else role.split("/")[0]
+    settings = config.role_settings[model_role]
     limits, room = config.rollout.limits, config.engine.max_prompt + settings.max_new_tokens
     limits = dataclasses.replace(limits, context=min(limits.context or room, room))
     alone = dataclasses.replace(
         config,
         workflow=dataclasses.replace(config.workflow, name=single.name, settings={}),
         policies=_pruned(config, {"generator": policy}, frozen_roles=()),
-        engine=_answering(config, parts, policy),
+        engine=_engine_of(config, parts, policy),
         sampling=settings,
         role_sampling={},
         rollout=dataclasses.replace(config.rollout, limits=limits),
-        # What follows is of training, which there is none of, and of the roles that are not here.
+        # The rest is reset: it is for training, which does not happen, or names roles that are not here.
         rewards=CreditConfig(),
         advantages=dataclasses.replace(config.advantages, group=AdvantageConfig().group),
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
@@ -167,35 +167,35 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
             "it is for runs with engine.kind=embedded"
         )
     path = path_of(evaluation.generator_from or "")
-    theirs = dataclasses.replace(config_of(path), mesh=config.mesh)
-    if len(theirs.roles) != 1:
-        roles = ", ".join(theirs.roles)
+    their_config = dataclasses.replace(config_of(path), mesh=config.mesh)
+    if len(their_config.roles) != 1:
+        roles = ", ".join(their_config.roles)
         raise FolderError(
             f"the run in '{path}' has the roles {roles}: --generator_from must be of a single agent"
         )
-    their_parts = load_parts(theirs)
+    their_parts = load_parts(their_config)
     if not accept_changes:
-        check_unchanged(path, digests(theirs, their_parts, {}))
-    policy = policy_of(theirs.policies.map, theirs.roles[0])
-    players = [of for key, of in config.policies.map.items() if role in (key, key.split("/")[0])]
+        check_unchanged(path, digests(their_config, their_parts, {}))
+    policy = policy_of(their_config.policies.map, their_config.roles[0])
+    players = [name for key, name in config.policies.map.items() if role in (key, key.split("/")[0])]
     for player in players:
-        if differ := _differ(parts, player, their_parts, policy):
+        if difference := _difference(parts, player, their_parts, policy):
             raise FolderError(
-                f"the run in '{path}' has another {differ} than this run's '{player}': it cannot play here"
+                f"the run in '{path}' has another {difference} than this run's '{player}': it cannot play here"
             )
     which = read_which(evaluation.generator_checkpoint or "latest", "--generator_checkpoint")
-    stored = policies_at(path, theirs, their_parts, which)
+    stored = policies_at(path, their_config, their_parts, which)
     name = f"{path.name}@{stored.name}"
     specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
     base = parts.specs[players[0]].base  # the base that it replaces
     weights = whole_weights(their_parts, policy, stored.trees[policy], parts.models[base].dtype)
-    taken = {
+    policy_map = {
         key: name if role in (key, key.split("/")[0]) else policy
         for key, policy in config.policies.map.items()
     }
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
     return Stage(
-        Cast(dataclasses.replace(config, policies=_pruned(config, taken)), evaluation.mode, about),
+        Cast(dataclasses.replace(config, policies=_pruned(config, policy_map)), evaluation.mode, about),
         Cast(config, "base"),
         dataclasses.replace(
             parts,
@@ -218,24 +218,24 @@ def _policy(config: RunConfig, role: str) -> str:
     return policy_of(config.policies.map, name, int(slot or 0))
 
 
-def _answering(config: RunConfig, parts: Parts, policy: str) -> EngineConfig:
-    """The engine; of several vLLM servers, the one that answers for this policy."""
+def _engine_of(config: RunConfig, parts: Parts, policy: str) -> EngineConfig:
+    """The engine's settings, of several vLLM servers with the url of the one that serves this policy."""
     urls, groups = urls_of(config.engine.vllm), decode_groups(parts.specs)
     url = next((url for url, group in zip(urls, groups) if policy in group), "")
     return dataclasses.replace(config.engine, vllm=dataclasses.replace(config.engine.vllm, url=url))
 
 
-def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:
-    """How two policies differ where one is to play for the other; empty where they fit."""
-    mine, theirs = parts.specs[policy].base, others.specs[other].base
-    model = parts.models[mine]
-    if dataclasses.replace(others.models[theirs], dtype=model.dtype) != model:
+def _difference(parts: Parts, policy: str, other_parts: Parts, other: str) -> str:
+    """Why one policy cannot play in place of the other: shape or tokenizer; empty if it can."""
+    base, other_base = parts.specs[policy].base, other_parts.specs[other].base
+    model = parts.models[base]
+    if dataclasses.replace(other_parts.models[other_base], dtype=model.dtype) != model:
         return "shape"
-    return "" if digest_tokenizer(mine) == digest_tokenizer(theirs) else "tokenizer"
+    return "" if digest_tokenizer(base) == digest_tokenizer(other_base) else "tokenizer"
 
 
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:
-    """The same policies under another map; settings of policies that it does not name are removed."""
-    kept = lambda given: {name: value for name, value in given.items() if name in policy_map.values()}
-    bases, trains = kept(config.policies.bases), kept(config.policies.trains)
+    """The same policies with another map; settings of policies that it does not name are removed."""
+    named = lambda settings: {name: value for name, value in settings.items() if name in policy_map.values()}
+    bases, trains = named(config.policies.bases), named(config.policies.trains)
     return dataclasses.replace(config.policies, map=dict(policy_map), bases=bases, trains=trains, **changes)

@@ -1,9 +1,9 @@
-"""Code shared by all commands: --config is parsed off the command line, and mistakes of a user are shown in a line.
+"""Code shared by all commands: --config is parsed from the command line, and a user's mistakes are printed in a line.
 
 if __name__ == "__main__":
     cli.run(main)          # main(config or None, the words that absl left over)
 
-Exit codes: 0, done; 1, it failed; 2, refused with what to put right; 130, interrupted by Ctrl-C.
+Exit codes: 0, success; 1, failure; 2, refused, with what to correct; 130, interrupted by Ctrl-C.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from marl_jax import compile_cache, threads
-from marl_jax.commands.console import show_all, to_a_reader
+from marl_jax.commands.console import make_output_safe, to_a_reader
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
 
@@ -36,19 +36,19 @@ __all__ = [
 
 # Exit codes: the run ended by an error; the command or configuration must be corrected; Ctrl-C.
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-# What to do about errors of JAX that are of a device, by words of theirs.
-OF_DEVICES = {
+# {phrase in a JAX error about a device: what the user can do about it}.
+DEVICE_ERRORS = {
     "RESOURCE_EXHAUSTED": "the device is out of memory: other programs may hold some of it, and `plan` counts what a "
     "run needs; a run goes on from its newest checkpoint by the same command",
     "Unable to initialize backend": "JAX finds no device to use: another process may hold its memory (JAX takes most "
     "of a GPU's memory at once; XLA_PYTHON_CLIENT_PREALLOCATE=false makes it take what it needs); JAX_PLATFORMS=cpu "
     "runs on the processor",
 }
-flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
+flags.disclaim_key_flags()  # so that --helpshort of a command also shows the flags defined here
 
 
 def define_accept_changes() -> None:
-    """The flag that accepts changes of a run's inputs; for commands that open a run."""
+    """Define the flag that accepts changes of a run's inputs, for commands that open a run."""
     flags.DEFINE_bool(
         "accept_changes",
         False,
@@ -57,14 +57,14 @@ def define_accept_changes() -> None:
 
 
 def define_training() -> None:
-    """The flags of commands that train; a process that shares a run with others may have two, see docs/hosts.md."""
+    """Define the flags of commands that train; two are for processes that share a run, see docs/hosts.md."""
     define_accept_changes()
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run with mesh.hosts above 1")
     flags.DEFINE_integer("process", None, "the number of this process, from 0 on, of such a run")
 
 
 def training_flags() -> dict[str, Any]:
-    """Their values, for `train_and_report`."""
+    """The values of the training flags, for `train_and_report`."""
     return {name: flags.FLAGS[name].value for name in ("accept_changes", "coordinator", "process")}
 
 
@@ -75,18 +75,18 @@ def run(
     needs: str = "",
     prints: bool = False,
 ) -> None:
-    """Call main under absl, with what `read` makes of --config and --config.*; None without them.
+    """Call main under absl, with the configuration that `read` makes of --config and --config.*; None without them.
 
-    The command line may hold so many `words` that are no flags. `needs` is the form of a --config that has to be given.
-    A command that only `prints`, or does so last, may be cut short by a reader that has enough.
+    At most `words` arguments may be no flags. `needs` is the form of --config if it is required. `prints` is for a
+    command that only prints, or prints last: the reader of its output may close it early.
     """
-    show_all()
+    make_output_safe()
     try:
         with to_a_reader() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)
-    except KeyboardInterrupt:  # which a training run handles itself, see runs/stopping.py
+    except KeyboardInterrupt:  # a training run handles it itself, see runs/stopping.py
         print("interrupted", file=sys.stderr, flush=True)
-        if not threads.ended(0):  # the end of the process would wait for programs that are being compiled
+        if not threads.ended(0):  # a normal exit would wait for programs that are being compiled
             sys.stdout.flush()
             os._exit(INTERRUPTED)
         sys.exit(INTERRUPTED)
@@ -98,20 +98,20 @@ def _run(
     read: Callable[[Sequence[str]], tuple[Any, list[str]]],
     needs: str,
 ) -> None:
-    # Deterministic kernels, before a GPU is touched, unless the user has set otherwise: a run that was killed ends with
-    # the bits of one without it, and is evaluated as it was trained.
-    if "xla_gpu_deterministic_ops" not in (given := os.environ.get("XLA_FLAGS", "")):
-        os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
+    # Deterministic kernels, set before a GPU is used, unless the user chose: a run that was killed and resumed has the
+    # same bits as one that was not, and a run is evaluated as it was trained.
+    if "xla_gpu_deterministic_ops" not in (xla_flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{xla_flags} --xla_gpu_deterministic_ops=true".strip()
     if "cache" not in flags.FLAGS:
         flags.DEFINE_bool(
             "cache", True, "keep compiled programs for the next start, see marl_jax/compile_cache.py"
         )
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing PyTorch, at every start
     try:
         spec, texts, rest = split_argv(sys.argv)
-        given_some = spec is not None or texts
-        config = read(sys.argv)[0] if given_some else None
-    except ValueError as error:  # of a config file, the name of a cell, or a field
+        configured = spec is not None or texts
+        config = read(sys.argv)[0] if configured else None
+    except ValueError as error:  # a mistake in a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
     way_out = "" if read is no_config else "fields of the configuration are set by --config.FIELD=VALUE, and "
     parse = functools.partial(_parse, way_out=f"{way_out}--helpshort tells what there is to set")
@@ -119,23 +119,23 @@ def _run(
 
 
 def no_config(argv: Sequence[str]) -> NoReturn:
-    """What `read` is for commands about runs that exist: they have their configuration."""
+    """The `read` of commands about existing runs: it refuses --config, because a run has its configuration."""
     spec, texts, _ = split_argv(argv)
-    given = [] if spec is None else ["--config"]
-    wanted = []
+    refused = [] if spec is None else ["--config"]
+    meant = []
     for path, text in texts:
-        given.append(f"--config.{path}")
+        refused.append(f"--config.{path}")
         if (flag := path.rpartition(".")[2]) in flags.FLAGS:
-            wanted.append(f"--{flag}" if text is None else f"--{flag}={text}")
-    near = f": did you mean {' '.join(wanted)}?" if wanted else "; --helpshort tells what there is to set"
-    raise ValueError(f"the configuration is the run's own: leave {', '.join(given)} out{near}")
+            meant.append(f"--{flag}" if text is None else f"--{flag}={text}")
+    hint = f": did you mean {' '.join(meant)}?" if meant else "; --helpshort tells what there is to set"
+    raise ValueError(f"the configuration is the run's own: leave {', '.join(refused)} out{hint}")
 
 
 def train(workdir: str, *defaults: str) -> None:
     """Train and report a configuration made of defaults and the command line, which takes precedence.
 
-    A word on the command line is the folder, in place of the default. `__main__:function` is one of the program that
-    runs: the configuration has it under the name that the program is imported by.
+    A word on the command line replaces the default folder. `__main__:function` is a function of the running program:
+    the configuration names it with the name under which the program can be imported.
     """
     define_training()
     main_module = sys.modules["__main__"]
@@ -153,19 +153,19 @@ def train(workdir: str, *defaults: str) -> None:
 
 def _parse(argv: list[str], way_out: str) -> list[str]:
     try:
-        with to_a_reader():  # help is longer than many a reader wants
+        with to_a_reader():  # help is long, so its output may be closed early
             return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
         sys.exit(_refusal(f"{error}" if "Did you mean" in str(error) else f"{error}: {way_out}"))
     except flags.Error as error:
         sys.exit(_refusal(error))
-    except SystemExit:  # of --help, which absl ends as a failure
+    except SystemExit:  # raised by --help, which absl ends as a failure
         pass
     sys.exit(0)
 
 
-class _Sentences(python_logging.Formatter):
-    """Warnings as a user reads them, without absl's letter, date and place."""
+class _PlainFormatter(python_logging.Formatter):
+    """Writes warnings without absl's letter, date and place in the code."""
 
     def format(self, record: python_logging.LogRecord) -> str:
         text = super().format(record)
@@ -175,10 +175,10 @@ class _Sentences(python_logging.Formatter):
 def _call(
     main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str
 ) -> int | None:
-    # Absl's default is INFO, at which libraries would write into the live view.
+    # Absl's default is INFO, with which messages of libraries would disturb the live view.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    logging.get_absl_handler().setFormatter(_Sentences())
+    logging.get_absl_handler().setFormatter(_PlainFormatter())
     try:
         for word in left[words:]:
             if words and "=" not in word:
@@ -198,12 +198,12 @@ def _call(
     except RunError as error:
         print(error, file=sys.stderr)
         return FAILED
-    except RuntimeError as error:  # JAX's own are among them
-        if not (way_out := next((way for mark, way in OF_DEVICES.items() if mark in str(error)), "")):
+    except RuntimeError as error:  # errors of JAX are among them
+        if not (advice := next((text for mark, text in DEVICE_ERRORS.items() if mark in str(error)), "")):
             raise
-        print(f"{str(error).splitlines()[0]}\n{way_out}", file=sys.stderr)
+        print(f"{str(error).splitlines()[0]}\n{advice}", file=sys.stderr)
         return FAILED
-    except AssertionError as error:  # JAX_PLATFORMS=cuda where JAX sees no GPU of NVIDIA
+    except AssertionError as error:  # JAX_PLATFORMS=cuda, and JAX finds no NVIDIA GPU
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             raise
         print(

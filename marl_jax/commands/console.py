@@ -37,8 +37,8 @@ REFUSED = 2
 
 
 def main() -> int | None:
-    """Run the main of the named command, which imports the rest."""
-    show_all()
+    """Run the script of the named command, which imports what it needs."""
+    make_output_safe()
     name, *_ = [*sys.argv[1:], "--help"]
     if name in ("--help", "-h", "--helpshort", "help"):
         with to_a_reader():
@@ -55,8 +55,8 @@ def main() -> int | None:
     return None
 
 
-def show_all() -> None:
-    """What a terminal cannot show becomes a question mark, and a closed output takes all: neither ends a command."""
+def make_output_safe() -> None:
+    """Replace characters that a terminal cannot show by question marks, and closed streams by the null device."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -65,15 +65,15 @@ def show_all() -> None:
 
 @contextlib.contextmanager
 def to_a_reader() -> Iterator[None]:
-    """A context in which a reader may close the output early without an error, as in `docs | head`.
+    """A context in which the output may be closed early without an error, as in `docs | head`.
 
-    A file on a full disk is told in a line.
+    If it goes to a file on a full disk, the command ends with a message of one line.
     """
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, and not when the interpreter ends
+            sys.stdout.flush()  # so that errors are raised here, not when the interpreter ends
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not (full or isinstance(error, BrokenPipeError)):
@@ -84,7 +84,7 @@ def to_a_reader() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line on standard error, which may be closed or broken."""
+    """Print a line on standard error, which may be closed or broken."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -20,19 +20,19 @@ _LIMITS = {Ge: "at least {}", Gt: "more than {}", Le: "at most {}", Lt: "less th
 
 
 def place(thing: Any) -> str:
-    """The file of a module, or file and line of a function, from the package on."""
+    """The file of a module, or file and line of a function; the path begins with the package."""
     file = Path(inspect.getsourcefile(thing) or "").relative_to(HOME.parent).as_posix()
     return file if inspect.ismodule(thing) else f"{file}:{inspect.getsourcelines(thing)[1]}"
 
 
 def default_of(field: Any) -> str:
     """The default of a field, as the command line writes it."""
-    made = field.default
+    value = field.default
     if field.default_factory is not dataclasses.MISSING:
-        made = field.default_factory()
-    if made is dataclasses.MISSING:
+        value = field.default_factory()
+    if value is dataclasses.MISSING:
         return "required"
-    return {"None": "none", "True": "true", "False": "false"}.get(str(made), str(made) or "-")
+    return {"None": "none", "True": "true", "False": "false"}.get(str(value), str(value) or "-")
 
 
 def typed(hint: Any, bounds: Any) -> str:
@@ -60,7 +60,7 @@ def _type(hint: Any) -> str:
 
 
 def declared(cls: Any, name: str) -> tuple[str, str]:
-    """(file and line of a field, the comment beside or above it); of an inherited field where it is declared."""
+    """(file and line of a field, the comment next to or above it), in the class that declares the field."""
     for owner in cls.__mro__:
         fields = _fields_of(owner) if "__dataclass_fields__" in vars(owner) else {}
         if name in fields:
@@ -70,7 +70,7 @@ def declared(cls: Any, name: str) -> tuple[str, str]:
 
 @functools.cache
 def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
-    """{field: (file and line, comment)} of those that a class declares itself."""
+    """{field: (file and line, comment)} for the fields that a class declares itself."""
     source, first = inspect.getsourcelines(cls)
     file = Path(inspect.getsourcefile(cls) or "").relative_to(HOME.parent).as_posix()
     text = textwrap.dedent("".join(source))
@@ -83,7 +83,7 @@ def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
     fields = {}
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            beside = [
+            inline = [
                 comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments
             ]
             above: list[str] = []
@@ -91,5 +91,5 @@ def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
             while line in comments and text.split("\n")[line - 1].lstrip().startswith("#"):
                 above.insert(0, comments[line])
                 line -= 1
-            fields[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *beside]))
+            fields[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *inline]))
     return fields

@@ -3,7 +3,7 @@
 hf     weights, adapters summed in (float32, then rounded once), config.json, tokenizer
 peft   the adapter as it was trained, adapter_config.json with the base's directory, tokenizer
 
-The tokenizer's files are the base's to the byte, so that a run may start policies from the export beside that base.
+The tokenizer's files are byte for byte those of the base, so that a run may start policies from both.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from marl_jax.runs.loading.stored import (
 
 FORMATS = ("hf", "peft")
 DTYPES = ("float32", "bfloat16")
-# How the names of written files begin.
+# Prefixes of the names of written files.
 _WRITTEN = ("config.json", "generation_config.json", "model", "adapter_")
 
 
@@ -50,11 +50,11 @@ class Exported:
 
     directory: Path
     policy: str
-    roles: tuple[str, ...]  # that it answers for
+    roles: tuple[str, ...]  # roles that it answers for
     step: int
     format: str
     dtype: str
-    note: str = ""  # on the type of its numbers and on how it is asked, if there is anything to say
+    note: str = ""  # about its dtype and how a server must be asked; empty if there is nothing to say
 
     def __str__(self) -> str:
         roles = ", ".join(self.roles)
@@ -77,9 +77,9 @@ def export(
 ) -> Exported:
     """Write a policy at a checkpoint (latest, best, base or a step) to the directory `out`.
 
-    `dtype` is float32 or bfloat16. None: full weights and adapters, trained in float32, stay so; an
-    adapter's sum with its base, and a policy that was not trained, are as the base is stored, float16 as float32. Files
-    of a model that is there already are refused, or with `overwrite` replaced.
+    `dtype` is float32 or bfloat16. None: full weights and adapters stay in float32, in which they were trained; an
+    adapter's sum with its base, and an untrained policy, get the dtype of the stored base (float32 for float16). Files
+    of a model that are already in `out` are an error, or with `overwrite` are replaced.
     """
     path = path_of(workdir)
     which = read_which(checkpoint, "--checkpoint")
@@ -94,26 +94,26 @@ def export(
     parts = load_parts(config)
     spec = parts.specs[policy]
     if format == "peft" and not spec.lora:
-        kept = "a frozen copy of its base" if spec.frozen else "trained in all its weights"
-        raise FolderError(f"policy '{policy}' is {kept}, so there is no adapter: use --format=hf")
+        what = "a frozen copy of its base" if spec.frozen else "trained in all its weights"
+        raise FolderError(f"policy '{policy}' is {what}, so there is no adapter: use --format=hf")
     if not accept_changes:
         check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
     trained = not spec.frozen and stored.step > 0
-    kept = "float32"
+    own = "float32"
     if format == "hf" and (spec.lora or not trained):
-        with contextlib.suppress(ValueError):  # it is stored in a type that is not written here
-            kept = load_config(spec.base).dtype
+        with contextlib.suppress(ValueError):  # the base has a dtype that is not written here
+            own = load_config(spec.base).dtype
     chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
     note = "\n".join(
-        filter(None, [_note(dtype or kept, kept, spec, trained, format), *_served(chat, model, format)])
+        filter(None, [_note(dtype or own, own, spec, trained, format), *_how_to_ask(chat, model, format)])
     )
-    dtype = dtype or kept
+    dtype = dtype or own
     tree = stored.trees[policy]
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if format == "hf":
-            # What ended its turns here ends them elsewhere; a base that never saw a chat does not list it.
+            # The token that ended its turns here must end them elsewhere; a base without chats does not list it.
             if chat.end_of_turn not in model.stop_tokens:
                 model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
             model = dataclasses.replace(model, dtype=dtype)
@@ -127,26 +127,26 @@ def export(
     return Exported(directory, policy, roles, stored.step, format, dtype, note)
 
 
-def _served(chat: Chat, model: ModelConfig, format: str) -> list[str]:
-    """What a server must be asked, so that the policy answers as it did here."""
-    told = []
+def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
+    """How a server must be asked, so that the policy answers as it did here."""
+    notes = []
     if "enable_thinking" in (getattr(chat.tokenizer, "chat_template", None) or ""):
-        told.append(
+        notes.append(
             'It was asked with thinking off: ask with chat_template_kwargs {"enable_thinking": false}.'
         )
     if format == "peft" and chat.end_of_turn not in model.stop_tokens:
         end = chat.end_of_turn
-        told.append(
+        notes.append(
             f"Its turns end with token {end}, where its base does not stop: ask with stop_token_ids [{end}]."
         )
-    return told
+    return notes
 
 
-def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool, format: str) -> str:
-    """Why the weights have this type, where they were of more bits once."""
+def _note(dtype: str, own: str, spec: PolicySpec, trained: bool, format: str) -> str:
+    """Why the weights have this dtype, if they once had more bits."""
     if dtype == "float32" or format == "peft":
         return ""
-    if kept == "float32":
+    if own == "float32":
         return f"The weights were trained in float32 and are rounded to {dtype}, as it was asked for."
     if spec.lora and trained:
         return (
@@ -157,7 +157,7 @@ def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool, format: str) -
 
 
 def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, overwrite: bool) -> Path:
-    """The output folder; not over a base, in a run, or for a model beside an adapter, which would load together."""
+    """The output folder; not a base, not in a run, and no model next to an adapter, because both would be loaded."""
     if not os.fspath(out):
         raise FolderError("--out is missing: give the directory to write")
     directory = Path(os.path.expanduser(out)).absolute()
@@ -171,9 +171,9 @@ def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, over
         raise FolderError(
             f"'{directory}' holds {other}, of another format than {format}: choose another --out"
         )
-    there = [] if overwrite or not directory.is_dir() else sorted(directory.glob("*"))
+    files = [] if overwrite or not directory.is_dir() else sorted(directory.glob("*"))
     if replaced := [
-        path.name for path in there if path.name in TOKENIZER_FILES or path.name.startswith(_WRITTEN)
+        path.name for path in files if path.name in TOKENIZER_FILES or path.name.startswith(_WRITTEN)
     ]:
         raise FolderError(
             f"'{directory}' holds {replaced[0]}, which would be replaced: choose another --out, or replace it with "

@@ -1,4 +1,4 @@
-"""Lists of workflows, tasks, rewards, cells and fields from their declarations: name, a line, and place in the code."""
+"""Lists of workflows, tasks, rewards, cells and fields, from their declarations: name, a line, place in the code."""
 
 import dataclasses
 import inspect
@@ -22,11 +22,11 @@ from marl_jax.tasks import datasets, micro
 from marl_jax.terminal.tables import filled
 from marl_jax.workflows import BUILT_IN, Workflow
 
-NAME = 24  # characters of a name, beside which its line begins
+NAME = 24  # width of the column of names
 
 
 class Entry(NamedTuple):
-    """A line of the list."""
+    """An entry of a list: its name, description and place in the code."""
 
     name: str
     what: str
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def listing(kind: str = "", word: str = "") -> str:
-    """The list of a kind, for a terminal; with a word, the entries that hold it; without a kind, what there is."""
+    """The list of a kind, for a terminal; with a word, only entries that contain it; without a kind, the kinds."""
     if not kind:
         return "\n".join(f"marl-jax list {name:<10}  {kind.about}" for name, kind in KINDS.items())
     if kind not in KINDS:
@@ -46,7 +46,7 @@ def listing(kind: str = "", word: str = "") -> str:
         raise UserError(f"no entry of '{kind}' holds '{word}': leave the word out to see all")
     lines, where = [], None
     for entry in hits:
-        if kind == "cells" and entry.where != where:  # many are in one file
+        if kind == "cells" and entry.where != where:  # many cells share a file, which is printed once
             where = entry.where
             lines.append(f"{where}:")
         lines.append(_shown(entry, where is None))
@@ -95,7 +95,7 @@ def _cells() -> Iterator[Entry]:
 
 
 def _families() -> Iterator[Entry]:
-    """Of each file with cells, their names by parts; a line for each cell would be hundreds."""
+    """For each file with cells, the parts of their names; a line for each cell would be hundreds."""
     for file in config_names():
         parts = [list(dict.fromkeys(column)) for column in zip(*(cell.split("-") for cell in cells_of(file)))]
         flows, policies, scales, tasks = map(", ".join, parts)
@@ -115,7 +115,7 @@ def _cell(file: str, cell: str) -> str:
 
 
 def _fields(cls: Any = RunConfig, prefix: str = "") -> Iterator[Entry]:
-    """The fields of a dataclass, and of those that are its fields."""
+    """The fields of a dataclass, and those of dataclasses nested in it."""
     hints, bounded = fields.annotations(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         name, hint = prefix + field.name, hints[field.name]
@@ -151,9 +151,9 @@ KINDS = {
 
 
 def _title(flow: Workflow) -> str:
-    """The first line of its module, or of its function where a module holds several."""
+    """The first line of the docstring of its module; of its function, if the module has several workflows."""
     module = sys.modules[flow.fn.__module__]
-    several = sum(each.fn.__module__ == flow.fn.__module__ for each in BUILT_IN.values()) > 1
+    several = sum(other.fn.__module__ == flow.fn.__module__ for other in BUILT_IN.values()) > 1
     return _first(flow.fn if several else module)
 
 

@@ -9,7 +9,7 @@ from marl_jax.packaged import packaged
 
 
 def new_project(directory: str | os.PathLike[str]) -> str:
-    """Write the project into a folder that is empty or not there yet; what to do with it, in words."""
+    """Write the project into an empty or new folder; returns a text that says what to do with it."""
     if not os.fspath(directory):
         raise UserError("the folder is missing: marl-jax new DIR")
     path = Path(os.path.expanduser(directory))

@@ -1,6 +1,6 @@
 """The documentation in a terminal: the pages, and the reference from docstrings and comments at fields.
 
-name ──► a page of docs/, its `::: MODULE` lines filled
+name ──► a page of docs/, its `::: MODULE` lines filled in
      ├─► a file of examples/, unchanged
      └─► an object of the library: its docstring, and every field with its comment
 """
@@ -24,12 +24,12 @@ from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 from marl_jax.terminal.tables import filled
 
-TOP = ("README", "BUILD_NOTES")  # beside docs/
+TOP = ("README", "BUILD_NOTES")  # pages next to docs/
 EXAMPLES = "examples"
 
 
 def pages() -> dict[str, Path]:
-    """{name: file}, the README first, then by name, the reference, and BUILD_NOTES last."""
+    """{name: file}: the README first, then pages by name, then the reference, and BUILD_NOTES last."""
     home = packaged("docs")
     inside = {
         path.relative_to(home / "docs").with_suffix("").as_posix(): path for path in home.glob("docs/**/*.md")
@@ -43,7 +43,7 @@ def pages() -> dict[str, Path]:
 
 
 def examples() -> dict[str, Path]:
-    """{name: file} of the examples, those of the project that `marl-jax new` writes last."""
+    """{name: file} of the examples; files of the project that `marl-jax new` copies come last."""
     home = packaged("docs")
     files = (path for kind in ("py", "ipynb", "md") for path in home.glob(f"{EXAMPLES}/**/*.{kind}"))
     names = {path.relative_to(home).as_posix(): path for path in files}
@@ -52,22 +52,22 @@ def examples() -> dict[str, Path]:
 
 def page(name: str) -> str:
     """The page or example of that name, or the reference of `workflows.Call` or another object, as Markdown."""
-    there, programs = pages(), examples()
+    files, programs = pages(), examples()
     if name.rstrip("/") == EXAMPLES:
         lines = [
-            filled(f"- `{each}`: {first_words(file)}", subsequent_indent="  ")
-            for each, file in programs.items()
+            filled(f"- `{program}`: {first_words(file)}", subsequent_indent="  ")
+            for program, file in programs.items()
         ]
         return "\n".join([*lines, "", f"`marl-jax docs {next(iter(programs))} > mine.py` copies one.", ""])
     if program := programs.get(name) or programs.get(f"{name}.py"):
         return program.read_text(encoding="utf-8")
     name = name.removeprefix("docs/").removesuffix(".md")
-    if name in there:
-        text = there[name].read_text(encoding="utf-8")
+    if name in files:
+        text = files[name].read_text(encoding="utf-8")
         return re.sub(r"^::: (\S+)$", lambda line: reference(line[1]), text, flags=re.MULTILINE)
     if "." in name or name == "marl_jax":
         return reference(name)
-    near = nearest(name, [*there, EXAMPLES, *programs])
+    near = nearest(name, [*files, EXAMPLES, *programs])
     raise UserError(f"there is no page or object '{name}' (objects are named as workflows.Call is){near}")
 
 
@@ -86,7 +86,7 @@ def reference(name: str) -> str:
     full = name if name.startswith("marl_jax") else f"marl_jax.{name}"
     try:
         thing = pydoc.locate(full)
-    except pydoc.ErrorDuringImport as error:  # of an extra that is not installed
+    except pydoc.ErrorDuringImport as error:  # it needs an extra that is not installed
         thing, name = None, f"{name} ({error.value})"
     if thing is None:
         raise UserError(f"the library has no '{name}': give a page, or an object such as workflows.Call")
@@ -100,16 +100,16 @@ def _described(thing: Any, name: str) -> Iterator[str]:
     if isinstance(thing, types.ModuleType):
         yield from (f"## {name}", "", inspect.getdoc(thing) or "", "")
         own = [
-            each
-            for each, member in vars(thing).items()
+            key
+            for key, member in vars(thing).items()
             if getattr(getattr(member, "fn", member), "__module__", "") == thing.__name__
         ]
-        for each in getattr(thing, "__all__", [each for each in own if not each.startswith("_")]):
-            member = getattr(thing, each)
+        for key in getattr(thing, "__all__", [key for key in own if not key.startswith("_")]):
+            member = getattr(thing, key)
             if callable(member) and not isinstance(member, types.GenericAlias):
-                yield from _described(member, each)
+                yield from _described(member, key)
         return
-    function = getattr(thing, "fn", thing)  # of a workflow
+    function = getattr(thing, "fn", thing)  # a workflow has its function as `fn`
     signature = _signature(function) if inspect.isfunction(function) else ""
     yield from (f"### {name.rpartition('.')[2]}{signature}", "", inspect.getdoc(function) or "", "")
     if inspect.isclass(thing):
@@ -117,7 +117,7 @@ def _described(thing: Any, name: str) -> Iterator[str]:
 
 
 def _parts(cls: Any) -> Iterator[str]:
-    """The fields of a dataclass and the methods of a class, an item for each."""
+    """A list item for each field of a dataclass and each method of a class."""
     lines: list[str] = []
     if dataclasses.is_dataclass(cls):
         hints = typing.get_type_hints(cls)

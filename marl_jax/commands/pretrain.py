@@ -1,4 +1,4 @@
-"""A micro base model from its recipe: trained, written as a directory, measured after loading it like a run."""
+"""Make a micro base model from its recipe: train it, write its directory, and measure it, loaded as a run does."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ from marl_jax.workflows import single
 
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe of --config and --config.*, and the rest of the command line."""
+    """(the recipe from --config and --config.*, the other arguments of the command line)."""
     spec, texts, rest = split_argv(argv)
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
@@ -46,7 +46,7 @@ def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
 
 
 def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
-    """Train the base, write its directory, and measure it on so many held-out problems of each kind; 0: do not."""
+    """Train the base, write its directory, and measure it on `problems` held-out problems of each kind (0: none)."""
     if not out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
     out = os.path.expanduser(out)
@@ -76,7 +76,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
 
 
 def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str, Any]:
-    """How often the base, as a run would load it, is right alone on held-out problems."""
+    """The accuracy of the base, loaded as a run does, as a single agent on held-out problems."""
     sizes: dict[str, Any] = {"problems": problems, "samples": samples}
     measured = {}
     for kind, levels in recipe.levels.items():

@@ -16,17 +16,17 @@ WIDTH, LANES = 80, 32
 
 
 def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
-    """Play `samples` episodes of the first problems of train, untrained; a text for each episode, then the sum."""
-    if problems_left := left_open(config):
-        raise ConfigError(problems_left)
-    few = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
-    config = on_one_device(dataclasses.replace(config, engine=few))
+    """Play `samples` episodes of the first problems of train, untrained; yields a text per episode, then the total."""
+    if unset := left_open(config):
+        raise ConfigError(unset)
+    engine = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
+    config = on_one_device(dataclasses.replace(config, engine=engine))
     named = load_named(config, ["train"])
     if warning := warning_of(config, named.parts.prompts):
         yield warning + "\n"
     parts, tasks = named.parts, list(named.splits["train"][:problems])
     shapes = planned_engine(config, parts, training=False)
-    # Its shapes need not be measured: no other engine has to give the same bits.
+    # The shapes need not be measured: no other engine has to compute the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)
     grader = Grader()
     with contextlib.closing(service):
@@ -34,10 +34,10 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
             tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
         )
     decode, episodes = parts.decoders, grade(table, grader).episodes()
-    for one in episodes:
-        verdict = "right" if one.outcome >= RIGHT else "wrong"
-        wanted = f" (wanted: {one.task.gold!r})" if one.task.gold else ""
-        yield f"{transcript(one, prompts_of(one, decode), WIDTH)}graded: {one.outcome:g}, {verdict}{wanted}\n"
-    right, played = sum(one.outcome >= RIGHT for one in episodes), "paths" if table.forked else "episodes"
+    for episode in episodes:
+        verdict = "right" if episode.outcome >= RIGHT else "wrong"
+        gold = f" (wanted: {episode.task.gold!r})" if episode.task.gold else ""
+        yield f"{transcript(episode, prompts_of(episode, decode), WIDTH)}graded: {episode.outcome:g}, {verdict}{gold}\n"
+    right, units = sum(e.outcome >= RIGHT for e in episodes), "paths" if table.forked else "episodes"
     calls = len(table) / len(table.bare_episodes)
-    yield f"{right} of {len(episodes)} {played} right, {calls:.1f} calls an episode"
+    yield f"{right} of {len(episodes)} {units} right, {calls:.1f} calls an episode"

@@ -28,7 +28,7 @@ from marl_jax.terminal.tables import filled
 
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
-    """The directory that holds the runs."""
+    """The directory for the runs; it must not be a file or be in a run."""
     if not os.fspath(root):
         raise FolderError("--root is missing: give the directory that holds the runs")
     path = Path(os.path.expanduser(root)).absolute()
@@ -40,23 +40,23 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
 
 
 def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
-    """{cell: its plan for this machine, None where no base is there to plan for}.
+    """{cell: its plan for this machine; None if its base does not exist yet}.
 
-    Cells whose runs would be refused when they start are refused, all of them at once. This opens the devices, which
-    belong to the runs while there are any.
+    If runs of some cells would be refused at their start, this reports all such cells together. It opens the devices,
+    so it must not be called while runs use them.
     """
-    device, plans, wrong = devices.here(), dict[str, Plan | None](), dict[str, list[str]]()
+    device, plans, refused = devices.here(), dict[str, Plan | None](), dict[str, list[str]]()
     for cell, config in {job.cell: job.config for job in jobs}.items():
         plans[cell] = None
         with contextlib.suppress(PlanError):
             models, _ = find_models(config)
             try:
-                plans[cell] = made = make_plan(config, models, device)
-                check_foreseen(config, made)
+                plans[cell] = plan = make_plan(config, models, device)
+                check_foreseen(config, plan)
             except (UserError, RunError) as error:
-                wrong.setdefault(str(error), []).append(cell)
-    if wrong:
-        raise ConfigError([matrix.in_cells(problem, some, list(plans)) for problem, some in wrong.items()])
+                refused.setdefault(str(error), []).append(cell)
+    if refused:
+        raise ConfigError([matrix.in_cells(text, cells, list(plans)) for text, cells in refused.items()])
     return plans
 
 
@@ -67,23 +67,23 @@ def run_matrix(
     launcher: str = "local",
     options: Mapping[str, float | str] | None = None,
 ) -> int:
-    """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
+    """Run the remaining jobs, here or with a launcher, and show their results; returns the exit code."""
     matrix.check(jobs)
     if launcher == "local":
-        trouble = matrix.work(jobs, test_samples, say)
+        failures = matrix.work(jobs, test_samples, say)
     else:
-        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
-    if trouble is None:
+        failures = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
+    if failures is None:
         return 0  # stopped by the user
     with to_a_reader():
         show_results(jobs, root)
-    for text in trouble:
+    for text in failures:
         print(text, file=sys.stderr)
-    return 1 if trouble else 0
+    return 1 if failures else 0
 
 
 def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:
-    """The launcher's options, each NAME=VALUE, as numbers where they are."""
+    """{name: value} of the launcher's options, each written NAME=VALUE; values become numbers if they can."""
     if texts and launcher == "local":
         raise LauncherError(
             "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
@@ -95,14 +95,14 @@ def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:
 
 
 def _number(text: str) -> float | str:
-    """The number that a text is, as of a share of a GPU; else the text."""
+    """The text as a number, such as 0.5 for half a GPU; the text itself if it is no number."""
     if re.fullmatch(r"\d*\.\d+", text, re.ASCII):
         return float(text)
     return int(text) if re.fullmatch(r"\d+", text, re.ASCII) else text
 
 
 def show_results(jobs: Sequence[Job], root: Path) -> None:
-    """Print the tables over all cells and write the page, of the runs that can be read."""
+    """Print the tables over all cells and write the page, for the runs that can be read."""
     from marl_jax.study.report.html_page import write_overview
 
     try:
@@ -119,21 +119,21 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
 
 
 def overview(jobs: Sequence[Job], root: Path) -> str:
-    """The progress of every run, and the remaining time by the plan."""
+    """The progress of every run, and an estimate of the remaining time."""
     device, plans = devices.here(), _plans(jobs)
     cells: dict[str, list[tuple[Job, State]]] = {}
     for job in jobs:
         cells.setdefault(job.cell, []).append((job, matrix.state(job)))
-    rows, left = [], []
+    rows, remaining = [], []
     for cell, runs in cells.items():
-        a_run, seconds = _times(runs, plans[cell])
-        left.append(seconds)
-        rows.append([cell, *(str(state) for _, state in runs), a_run, _about(seconds)])
+        per_run, seconds = _times(runs, plans[cell])
+        remaining.append(seconds)
+        rows.append([cell, *(str(state) for _, state in runs), per_run, _about(seconds)])
     seeds_of = [tuple(job.config.seed for job, _ in runs) for runs in cells.values()]
     same = len(set(seeds_of)) == 1
     titles = [f"seed {seed}" if same else f"seed +{more}" for more, seed in enumerate(seeds_of[0])]
     count = f"{_many(len(cells), 'cell')} x {_many(len(titles), 'seed')} = {_many(len(jobs), 'run')}"
-    total = None if None in left else sum(filter(None, left))
+    total = None if None in remaining else sum(filter(None, remaining))
     title = f"{count} in {root}; left on {device.name}: {_about(total)}"
     bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
     notes = [
@@ -153,7 +153,7 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
 
 
 def _times(runs: Sequence[tuple[Job, State]], plan: Plan | None) -> tuple[str, float | None]:
-    """How long a run of a cell takes, in words, and all that is left of the cell, in seconds."""
+    """(time of one run of a cell as text, seconds that remain for all runs of the cell)."""
     if plan is None:
         return "not known", None
     config = runs[0][0].config

@@ -22,8 +22,8 @@ def run_plan(
     *,
     compiles: bool = False,
 ) -> Iterator[str]:
-    """Text by text. The lengths of completions are `completion`, or those of the run in `folder`; `answers` are JSON:
-    {role: {text: probability}}.
+    """Yields the output text by text. Lengths of completions are `completion`, or those of the run in `folder`;
+    `answers` are JSON: {role: {text: probability}}.
     """
     from marl_jax.planning.step_memory import in_one_program, seeds_that_fit
     from marl_jax.runs.in_arrays import cpu_devices
@@ -38,9 +38,9 @@ def run_plan(
     if not math.isfinite(tokens_per_second):
         raise PlanError(f"--tokens_per_second is {tokens_per_second}; it must be a number, or 0 for none")
     usual = demand = demand_of(config)
-    given = _answers(answers, config)
-    if (lengths, tokens_per_second, given) != (SPREAD, 0.0, {}):
-        demand = demand_of(config, lengths, tokens_per_second, answers=given)
+    probabilities = _answers(answers, config)
+    if (lengths, tokens_per_second, probabilities) != (SPREAD, 0.0, {}):
+        demand = demand_of(config, lengths, tokens_per_second, answers=probabilities)
     plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
     road = check_foreseen(config, plans[0])
     plans = [told(plan, config, models, demand) for plan in plans]
@@ -50,10 +50,10 @@ def run_plan(
         plans = [in_one_program(plan, config, step) for plan in plans]
     yield plan_page(config, models, source, plans)
     if config.road == "compiled":
-        counted = (
+        memory = (
             "memory is that of the step as one program" if road else "its step is traced where its bases are"
         )
-        yield f"times and micro-batches are counted for the hosted road; {counted}"
+        yield f"times and micro-batches are counted for the hosted road; {memory}"
     if road is not None and config.seeds > 1:
         fitting = (f"{seeds_that_fit(plan, config, step)} on {plan.device.name}" for plan in hosted)
         yield f"of {config.seeds} seeds fit: {', '.join(fitting)}"
@@ -68,14 +68,14 @@ def run_plan(
 def _answers(text: str, config: RunConfig) -> dict[str, dict[str, float]]:
     form = """--answers='{"ROLE": {"TEXT": PROBABILITY}}'"""
     try:
-        given = {
-            role: {str(said): float(p) for said, p in texts.items()}
+        answers = {
+            role: {str(answer): float(p) for answer, p in texts.items()}
             for role, texts in json.loads(text, object_pairs_hook=each_once).items()
         }
     except (ValueError, TypeError, AttributeError):
         raise PlanError(f"--answers is {text!r}: give {form}") from None
-    if unknown := [role for role in given if role not in config.roles]:
+    if unknown := [role for role in answers if role not in config.roles]:
         raise PlanError(
             f"--answers names '{unknown[0]}', no role of the workflow; there is: {', '.join(config.roles)}"
         )
-    return given
+    return answers

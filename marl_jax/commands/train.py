@@ -13,21 +13,21 @@ from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
 from marl_jax.terminal.tables import table
 
-PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
+PATIENCE = 15.0  # seconds, for `runs.train`: a machine that is preempted shuts down after 30
 CELL = "configs/micro.py:voting-isolated-xs-math"
-SMALLER = (  # than the cell: minutes instead of half an hour
+SMALLER = (  # changes that make the cell smaller: minutes instead of half an hour
     ("steps", "40"),
     ("data.problems", "32"),
     ("evaluation.every", "20"),
     ("checkpoints.every", "20"),
     ("engine.lanes", "256"),
-    ("engine.max_prompt", "224"),  # both roads take it
+    ("engine.max_prompt", "224"),  # both roads support it
     ("logging.episodes_every", "10"),
 )
 
 
 def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, accept_changes: bool) -> int:
-    """The exit code: 0 where the gain's interval lies above zero, or the run was stopped."""
+    """Returns the exit code: 0 if the gain's interval is above zero, or if the run was stopped."""
     config = config or load_config(CELL, SMALLER)
     if config.seeds > 1:
         raise ConfigError([f"the demo trains one seed and seeds is {config.seeds}: leave --config.seeds out"])
@@ -56,11 +56,11 @@ def train_and_report(
     coordinator: str | None = None,
     process: int | None = None,
 ) -> None:
-    """Train, then write report.html; several seeds get a page each, and one over all.
+    """Train, then write report.html; several seeds get a page each, and one page over all.
 
-    A run that was stopped, perhaps because its machine is preempted, writes none.
+    A run that was stopped, perhaps because its machine is preempted, writes no page.
 
-    `coordinator` and `process` are the address and number of a process of a run with mesh.hosts, see `hosts.joined`.
+    In a run with mesh.hosts, `coordinator` and `process` are the address and number of a process, see `hosts.joined`.
     """
     devices = config.mesh.data * config.mesh.model
     with hosts.joined(config.mesh.hosts, coordinator, process, devices=devices):
@@ -69,5 +69,5 @@ def train_and_report(
     if step < config.steps or not report:
         return
     page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))[0]
-    with contextlib.suppress(OSError):  # of a closed stream
+    with contextlib.suppress(OSError):  # the stream may be closed
         print(f"the report is {page}", file=sys.stderr, flush=True)

@@ -64,7 +64,7 @@ def test_output_on_a_full_disk_is_one_line():
 def test_a_command_without_outputs_writes_to_none(monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
-    console.show_all()
+    console.make_output_safe()
     print("said", file=sys.stderr)
     assert sys.stdout.name == sys.stderr.name == os.devnull
 
