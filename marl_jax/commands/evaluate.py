@@ -2,7 +2,7 @@
 
     checkpoint ──► policies ──► the same problems, the same noise ──► lines of eval.jsonl, each paired with the base
 
-Only this and `recipes.run` read the test split. Who plays is a matter of the mode, see `casts`.
+Only this and `recipes.run` read the test split. The mode decides which policies play, see `casts`.
 """
 
 import contextlib
@@ -72,28 +72,28 @@ def evaluate(
     watch: Watch = lambda name: None,
     out: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` unless it is there.
+    """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` if it is new.
 
-    What was played before, on the same problems and noise and with the same configuration, code and data, is not played
-    again.
+    A checkpoint that was played before, on the same problems and noise and with the same configuration, code and data,
+    is not played again.
 
-    With `out`, that file is in another folder, and nothing is written to the run's.
+    With `out`, the file is written to that folder, and nothing to the run's.
 
-    The base comes first, and the others carry their difference to it. `accept_changes` evaluates although the base, the
-    data or the prompts differ from those at the start of the run. `watch` is called with the name of the next
+    The base comes first; each other record has its difference to the base. `accept_changes` evaluates although the
+    base, the data or the prompts differ from those at the start of the run. `watch` is called with the name of the next
     checkpoint; the object that it returns receives the progress.
     """
     path, split, samples = path_of(workdir), evaluation.split, evaluation.samples
     wanted = _wanted(path, evaluation.checkpoint, evaluation.mode)
-    with contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as stack:
         if out is None:  # records go to the run's folder, which is locked meanwhile
-            place = ends.enter_context(open_folder(path, "give --out=DIR to write elsewhere"))
+            target = stack.enter_context(open_folder(path, "give --out=DIR to write elsewhere"))
         else:
-            place = folder.outside(out)
-        of_run = list(read_lines(path / "eval.jsonl"))
-        of_this = {} if out is None else {"run": os.path.realpath(path)}
-        beside = [] if out is None else list(read_lines(place / "eval.jsonl"))
-        before = [*of_run, *sorted(beside, key=lambda line: not _holds(line, of_this))]
+            target = folder.outside(out)
+        run_records = list(read_lines(path / "eval.jsonl"))
+        run_name = {} if out is None else {"run": os.path.realpath(path)}
+        out_records = [] if out is None else list(read_lines(target / "eval.jsonl"))
+        records = [*run_records, *sorted(out_records, key=lambda line: not _matches(line, run_name))]
         config = on_these_devices(config_of(path))
         if evaluation.url is not None:
             server = dataclasses.replace(config.engine.vllm, url=evaluation.url, start=False)
@@ -104,14 +104,14 @@ def evaluate(
                 config, data=_data(config.data, evaluation.data, evaluation.data_directory)
             )
         named = load_named(config, [split])
-        parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
+        parts, problems, digests = named.parts, named.splits[split], dict(named.digests)
         train = _train(trained_on, config.data)
         if not accept_changes:
             replaced = ("data ", "code of data") if evaluation.data else ()
-            inputs = now if train is None else now | {"data train": data_digest(train)}
-            check_unchanged(path, {name: of for name, of in inputs.items() if not name.startswith(replaced)})
-        stored = _each(path, config, parts, wanted)
-        first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
+            inputs = digests if train is None else digests | {"data train": data_digest(train)}
+            check_unchanged(path, {name: x for name, x in inputs.items() if not name.startswith(replaced)})
+        remaining = _each(path, config, parts, wanted)
+        first = list(itertools.islice(remaining, 1))  # a missing one is reported before anything is played
         if wanted and not first:
             raise CheckpointError(
                 f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
@@ -119,76 +119,76 @@ def evaluate(
         start = policies_at(path, config, parts, "base")
         stage = make_stage(evaluation, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
-        log = place / "vllm.log"
+        log = target / "vllm.log"
         service = make_service(
             stage.base.config, stage.parts, start.trees, settings, measured=measured, log=log
         )
-        ends.callback(service.close)
-        tasks = list(drawn[: evaluation.problems])
-        newly_ungraded()  # what this process could not grade before is not of the first checkpoint
-        if train is not None and (warning := shared_problems(config.data, split, drawn, train)):
+        stack.callback(service.close)
+        tasks = list(problems[: evaluation.problems])
+        newly_ungraded()  # resets the count: earlier answers of this process are not of the first checkpoint
+        if train is not None and (warning := shared_problems(config.data, split, problems, train)):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed
         metric = stage.base.config.evaluation.metric
-        made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
-        if evaluation.data:  # a name of its own, so that no record of the run's own problems is mixed with it
+        made_of = {"data": digests.pop(f"data {split}"), "of_problems": len(problems)}
+        if evaluation.data:  # a name of its own keeps its records apart from those of the run's problems
             split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
-        made_of["made_with"] = folder.versions() | now | {"config": _digest(config)}
+        made_of["made_with"] = folder.versions() | digests | {"config": _digest(config)}
 
-        def written(record: dict[str, Any]) -> dict[str, Any]:
-            # Not before: another evaluation may end with nothing to write into the same folder.
-            with contextlib.closing(JsonLines(place / "eval.jsonl")) as lines:
+        def write(record: dict[str, Any]) -> dict[str, Any]:
+            # The file is opened only now: another evaluation of the folder may end with nothing to write.
+            with contextlib.closing(JsonLines(target / "eval.jsonl")) as lines:
                 lines.write(record["step"], record)
             return record
 
-        def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
-            service.update(of.trees, of.updates)
+        def play(cast: Cast, saved: Stored, base: list[float] | None) -> dict[str, Any]:
+            service.update(saved.trees, saved.updates)
             grader = Grader()
             table = player_of(cast.config, stage.parts, service).play(
                 tasks,
                 samples=samples,
                 step=EVALUATION_NOISE,
                 seed=noise,
-                progress=watch(of.name),
+                progress=watch(saved.name),
                 finished=grader.start,
             )
             table = grade(table, grader)
             results = summary(table, samples, base, stage.parts.metric)
-            results |= {"ungraded": lost} if (lost := newly_ungraded()) else {}
-            about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
+            results |= {"ungraded": count} if (count := newly_ungraded()) else {}
+            about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": saved.name, **cast.about}
             about |= {"metric": metric} if metric else {}
-            record = {**about, **of_this, **results, **made_of}
-            record["episodes"] = _keep(place, of.step, table, record)
-            return written({"step": of.step, **record})
+            record = {**about, **run_name, **results, **made_of}
+            record["episodes"] = _keep(target, saved.step, table, record)
+            return write({"step": saved.step, **record})
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
         same["metric"] = metric
-        base = _base_line(path, before, stage.base, {**same, **stage.base.about})
-        base = base or played(stage.base, start, None)
-        if "run" in base and not _holds(base, of_this):  # of another run that began so: on both pages
-            base = written(base | of_this)
+        base = _base_record(path, records, stage.base, {**same, **stage.base.about})
+        base = base or play(stage.base, start, None)
+        if "run" in base and not _matches(base, run_name):  # of another run with the same base: shown by both
+            base = write(base | run_name)
 
-        def again(of: Stored) -> dict[str, Any] | None:
-            """The run's record of a checkpoint that was played before; of one that another run is part of, none.
+        def known(saved: Stored) -> dict[str, Any] | None:
+            """The run's record of a checkpoint that was played before; none if another run takes part in the mode.
 
-            Records elsewhere may be of a checkpoint that was trained anew since; a run forgets those of its own.
+            Records in `out` may be of a checkpoint that was trained again since; a run drops such records of its own.
             """
-            about = {**same, **stage.cast.about, "mode": stage.cast.mode, "checkpoint": of.name}
-            known = [] if evaluation.mode == "generator_transfer" else of_run
-            return next((line for line in known if _holds(line, about)), None)
+            about = {**same, **stage.cast.about, "mode": stage.cast.mode, "checkpoint": saved.name}
+            lines = [] if evaluation.mode == "generator_transfer" else run_records
+            return next((line for line in lines if _matches(line, about)), None)
 
-        rest = itertools.chain(first, stored)
-        return [base, *(again(one) or played(stage.cast, one, base["per_problem"]) for one in rest)]
+        checkpoints = itertools.chain(first, remaining)
+        return [base, *(known(c) or play(stage.cast, c, base["per_problem"]) for c in checkpoints)]
 
 
 def announce(name: str) -> Callable[[Progress], None]:
-    """Say on the terminal which checkpoint is played, and show how far it is."""
+    """Print which checkpoint is played, and return its progress bar."""
     say(f"evaluating {name}")
     return progress_bar()
 
 
 def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str:
-    """Write the table, as a step's episodes are; returns the path within the folder that has the records."""
+    """Write the table's episodes, as those of a step; returns the path relative to the folder of the records."""
     text = json.dumps([record[name] for name in sorted(record) if name not in ("per_problem", "roles")])
     name = f"{record['split']}-{step:06d}-{record['mode']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     file = path / "episodes" / f"{name}.parquet"
@@ -198,29 +198,29 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
 
 
 def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
-    """The settings of the training's data, but for those that a data set of this kind does not take."""
-    fresh = {field: getattr(DataConfig, field) for field in not_taken(name)}
-    return dataclasses.replace(trained_on, **fresh | {"name": name, "directory": directory})  # type: ignore[arg-type]
+    """The settings of the training data for another data set; those that it does not use get their defaults."""
+    defaults = {field: getattr(DataConfig, field) for field in not_taken(name)}
+    return dataclasses.replace(trained_on, **defaults | {"name": name, "directory": directory})  # type: ignore[arg-type]
 
 
 def _train(trained_on: DataConfig, played: DataConfig) -> Sequence[Task] | None:
-    """What was learned from, where either is the user's data; published data is not read for this."""
-    if any(is_own(one.name) or one.directory for one in (trained_on, played)):
+    """The training tasks, if either data set is the user's; published data is not read for this."""
+    if any(is_own(data.name) or data.directory for data in (trained_on, played)):
         with contextlib.suppress(Exception):  # it may be missing, and a user's function may raise anything
             return load_tasks(trained_on, "train")
     return None
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
-    """The checkpoints to play besides the base; missing ones are refused."""
-    elsewhere = mode in ("generator_transfer", "swapped")  # where the base's policies, too, are another cast
+    """The checkpoints to play in addition to the base; a missing one is refused."""
+    recast = mode in ("generator_transfer", "swapped")  # the initial policies, too, play in the other cast
     default = "base" if mode in ("base", "generator_transfer") else "latest"
     every = checkpoint == "all"
     which = "latest" if every else read_which(checkpoint or default, "--checkpoint", also=("all",))
     if mode == "base" and which != "base":
         raise FolderError(f"--mode=base plays the base, not --checkpoint={checkpoint}: leave one of them out")
     if which == "base":
-        return ["base"] if elsewhere else []
+        return ["base"] if recast else []
     saved = steps(path / "checkpoints")
     if not saved:
         raise CheckpointError(f"there is no checkpoint in '{path / 'checkpoints'}': train first")
@@ -228,7 +228,7 @@ def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
 
 
 def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> Iterator[Stored]:
-    """Checkpoints loaded one after another on demand; of several, damaged ones are left out."""
+    """Load the checkpoints one by one, on demand; if there are several, damaged ones are left out."""
     for which in wanted:
         try:
             yield policies_at(path, config, parts, which)
@@ -238,39 +238,36 @@ def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> I
             logging.warning("%s: it is left out", error)
 
 
-def _base_line(
-    path: Path, before: Sequence[dict[str, Any]], base: Cast, about: Mapping[str, Any]
+def _base_record(
+    path: Path, records: Sequence[dict[str, Any]], base: Cast, about: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The base on the same problems and noise, by the same code, if it was played before.
+    """The record of the base on the same problems and noise, by the same code, if it was played before.
 
-    The run's step 0 counts as well: it was made with the inputs in `config.json`, if no change was accepted.
+    The run's evaluation at step 0 counts, too: it was made with the inputs in `config.json`, if no change was accepted.
     """
     modes = ("base", "trained") if base.mode == "base" else (base.mode,)
-    began = folder.read(path)
-    of_run = {**began.get("versions", {}), **began.get("digests", {}), "config": about["made_with"]["config"]}
-    inputs = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
-    for line in before:
+    start = folder.read(path)
+    of_run = {**start.get("versions", {}), **start.get("digests", {}), "config": about["made_with"]["config"]}
+    inputs = None if start.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
+    for line in records:
         record = line if "checkpoint" in line else {**line, "made_with": inputs}
-        if _holds(record, about) and line["step"] == 0 and line.get("mode") in modes:
+        if _matches(record, about) and line["step"] == 0 and line.get("mode") in modes:
             return line
     return None
 
 
 def _digest(config: RunConfig) -> str:
-    """Of the fields that say what policies are asked and how they answer, which `--accept_changes` may change."""
-    of = config.to_json()
-    return digest(*(functools.reduce(operator.getitem, path.split("."), of) for path in folder.PLAYED_BY))
+    """A digest of the fields that decide how episodes are played, which `--accept_changes` may change."""
+    fields = config.to_json()
+    return digest(*(functools.reduce(operator.getitem, path.split("."), fields) for path in folder.PLAYED_BY))
 
 
-def _holds(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+def _matches(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     return all(record.get(name) == value for name, value in about.items())
 
 
 def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
-    """The shapes that the run settled on if they fit this machine's memory, else new ones.
-
-    And whether they were measured.
-    """
+    """(the shapes settled by the run if they fit into memory here, else new ones; whether they were measured)."""
     settled = folder.read(path).get("settled", {})
     if shared := settled_shapes(settled, config):
         shapes = _by_base(shared, parts)
@@ -282,6 +279,6 @@ def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
 
 
 def _by_base(shapes_of: Shapes, parts: Parts) -> dict[str, EngineSettings]:
-    """The shapes of every base; a guest from another run has those of the model that it has, too."""
+    """The shapes of every base; a policy from another run uses those of the same model."""
     of_models = {parts.models[base]: shapes for base, shapes in shapes_of.items()}
     return {base: of_models[model] for base, model in parts.models.items()}
