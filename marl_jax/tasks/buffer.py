@@ -2,9 +2,9 @@
 
     (entries, step) ──mixed──► the tasks of a step            entries + the step's table ──learned──► entries
 
-A task gets in when a call was about it (`Call(..., about=task)`), so when the workflow took it as valid. How often
-solvers are right about it is counted as long as it is there. Every draw is a pure function of the entries, the seed and
-the step, and the entries lie in the checkpoint.
+A task enters when a call was about it (`Call(..., about=task)`), that is, when the workflow accepted it as valid. While
+it is in the buffer, solvers' right answers to it are counted. Every draw is a pure function of the entries, the seed
+and the step, and the entries are saved in the checkpoint.
 """
 
 import collections
@@ -30,12 +30,12 @@ UNTRIED = 0.25  # learnability of a task that no solver has tried: that of one s
 class BufferConfig:
     """How tasks that calls were about come back as problems of later steps."""
 
-    capacity: Whole = 0  # tasks that it holds, the newest; 0: there is none
-    share: Annotated[float, Ge(0), Le(1)] = 0.5  # of a step's problems, as far as it has tasks
+    capacity: Whole = 0  # most tasks in the buffer, the newest; 0: no buffer
+    share: Annotated[float, Ge(0), Le(1)] = 0.5  # most of a step's problems that come from the buffer
     draw: Literal["uniform", "newest", "learnability"] = "uniform"
-    # An entry of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
+    # A key of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
     streams: str = ""
-    examples: Whole = 0  # tasks of it that every problem of the data set is shown, as `task.meta["examples"]`
+    examples: Whole = 0  # tasks of the buffer that every other problem gets, as `task.meta["examples"]`
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -43,10 +43,10 @@ class BufferConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A task and what became of it."""
+    """A task and how often it was solved."""
 
     task: Task
-    step: int  # at which it came
+    step: int  # the step at which it entered
     tries: int = 0  # graded answers of solvers
     right: float = 0.0  # the sum of their grades
 
@@ -57,12 +57,12 @@ class Entry:
         return mean * (1 - mean) if self.tries else UNTRIED
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The entry as JSON, for a checkpoint."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Entry":
-        """What `to_json` was made from."""
+        """The inverse of `to_json`."""
         task = dict(value["task"])
         task |= {name: tuple(task[name]) for name in ("tests", "public_tests")}
         return cls(**{**value, "task": Task(**task)})
@@ -72,31 +72,31 @@ Entries = tuple[Entry, ...]  # the oldest first
 
 
 def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: int, step: int) -> list[Task]:
-    """The problems of a step: the last of these make room for tasks of the buffer, as many as it has.
+    """The problems of a step: `tasks`, the last of which are replaced by tasks drawn from the buffer.
 
-    The others are shown examples from it, if there are to be any.
+    The others get examples from the buffer, if `config.examples` asks for some.
     """
     if not config.capacity:
         return list(tasks)
     rng = np.random.default_rng([seed, step])
-    there = {task.id for task in tasks}
-    free = tuple(entry for entry in entries if entry.task.id not in there)
+    present = {task.id for task in tasks}
+    free = tuple(entry for entry in entries if entry.task.id not in present)
     drawn = _of_streams(free, math.floor(config.share * len(tasks) + 1e-9), config, rng)
     kept = list(tasks[: len(tasks) - len(drawn)])
     if config.examples:
-        kept = [_shown(task, draw(entries, config.examples, "uniform", rng)) for task in kept]
+        kept = [_with_examples(task, draw(entries, config.examples, "uniform", rng)) for task in kept]
     return [*kept, *drawn]
 
 
 def _of_streams(entries: Entries, count: int, config: BufferConfig, rng: np.random.Generator) -> list[Task]:
-    """This many tasks, taken from each stream in turn; if a stream has too few, the others fill up."""
+    """`count` tasks, taken from each stream in turn; if a stream has too few, the others make up for it."""
     if not config.streams:
         return draw(entries, count, config.draw, rng)
     names = [_stream(entry.task, config) for entry in entries]
-    turns = rng.permutation(sorted(set(names))).tolist()  # who is first where the parts are not equal
+    turns = rng.permutation(sorted(set(names))).tolist()  # the first get one more if parts are unequal
     queues = [
-        draw(tuple(e for e, name in zip(entries, names) if name == one), count, config.draw, rng)
-        for one in turns
+        draw(tuple(e for e, name in zip(entries, names) if name == stream), count, config.draw, rng)
+        for stream in turns
     ]
     in_turn = (task for turn in itertools.zip_longest(*queues) for task in turn if task is not None)
     return list(itertools.islice(in_turn, count))
@@ -107,13 +107,13 @@ def _stream(task: Task, config: BufferConfig) -> str:
 
 
 def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> list[Task]:
-    """So many different tasks, or all; by learnability, those with none come last."""
+    """`count` different tasks, or all if there are fewer; by learnability, tasks of learnability 0 come last."""
     count = min(count, len(entries))
     if how == "newest":
         chosen = range(len(entries) - 1, len(entries) - 1 - count, -1)
         return [entries[i].task for i in chosen]
     weight = np.array([entry.learnability if how == "learnability" else 1.0 for entry in entries])
-    # The largest of log w + Gumbel noise are a draw without replacement in proportion to w.
+    # The largest values of log w + Gumbel noise are a draw without replacement in proportion to w.
     noise = rng.gumbel(size=len(entries))
     with np.errstate(divide="ignore"):
         keys = np.log(weight) + noise
@@ -130,10 +130,10 @@ def learned(
     table.need_own_ids(entry.task for entry in entries)
     known = {entry.task.id: entry for entry in entries}
     added = 0
-    for row in np.flatnonzero(table.sound).tolist():  # right answers in others have grade 0
+    for row in np.flatnonzero(table.sound).tolist():  # in other episodes even right answers have grade 0
         task = table.task_of(row)
         if task.id not in known and table.about and table.about[row] is not None:
-            # As a checkpoint gives it back, with lists for tuples, so that a resumed run shows the same task.
+            # As read back from a checkpoint, with lists for tuples, so that a resumed run shows the same task.
             known[task.id] = Entry.from_json(json.loads(json.dumps(Entry(task, step).to_json())))
             added += 1
         if task.id in known and table.grade is not None and not np.isnan(table.grade[row]):
@@ -150,6 +150,6 @@ def learned(
     return kept, {f"buffer/{name}": value for name, value in metrics.items()}
 
 
-def _shown(task: Task, examples: Sequence[Task]) -> Task:
-    shown = [{"question": one.question, "answer": one.gold} for one in examples]
+def _with_examples(task: Task, examples: Sequence[Task]) -> Task:
+    shown = [{"question": example.question, "answer": example.gold} for example in examples]
     return dataclasses.replace(task, meta={**task.meta, "examples": shown})

@@ -112,13 +112,13 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
 class Tasks(Sequence[Task]):
     """Tasks of one split, read from disk one by one."""
 
-    name: str  # of the data set
+    name: str  # name of the data set
     split: str  # train, val or test
-    digest: str  # of the content of all rows, equal for every file format, and of which of them are here
+    digest: str  # hash of the content of all rows, equal for every file format, and of the rows selected here
     marks: Sequence[str]  # hashes of the questions, see `task_checks.mark`
     skipped: int  # broken rows left out of all splits that were prepared together with this one
-    records: Any  # of the published split
-    positions: np.ndarray  # of the records that are in this split, in its order
+    records: Any  # records of the published split
+    positions: np.ndarray  # positions of this split's records among them, in its order
     home: Path  # the folder of the prepared data
 
     def __len__(self) -> int:
@@ -177,7 +177,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
 
 
 def _damaged(home: Path, error: Exception) -> DataError:
-    """Of prepared data in which files are broken, or gone with a clean-up of old ones."""
+    """The error for prepared data with files that are broken, or that a clean-up of old files removed."""
     why = " ".join(str(error).split())
     return DataError(
         f"the prepared data in '{home}' is damaged ({why:.80}): remove that folder; it is made anew"
@@ -223,7 +223,7 @@ def _task(record: Mapping[str, Any]) -> Task:
 
 
 def _reach(url: str) -> None:
-    """Fail at once where there is no network; the download itself would retry for minutes."""
+    """Fail at once if there is no network; the download itself would retry for minutes."""
     with contextlib.suppress(urllib.error.HTTPError):  # the server answers; the download handles the status
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10).close()
 

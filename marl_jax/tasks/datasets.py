@@ -36,14 +36,14 @@ class Source:
 
     family: Family | None  # None: each row states it
     schema: Callable[[Row], schemas.Fields]  # from a row to the fields of a task
-    what: str  # in a few words
+    what: str  # description in a few words
     urls: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # published split -> files
-    folder: str = ""  # of the data files in the published repository
-    test: int | float = 0.1  # held out of train where no test split is published
+    folder: str = ""  # folder of the data files in the published repository
+    test: int | float = 0.1  # rows, or share of rows, held out of train if no test split is published
     only: str = ""  # the split that all rows belong to, if there is only one
-    split_of: Callable[[Row], str] | None = None  # where the row states its split, not the file's name
-    study_rows: int = 0  # rows the study had; its splits follow from exactly this number
-    repeated: Callable[[Row], str | None] | None = None  # what rows share of which the first alone counts
+    split_of: Callable[[Row], str] | None = None  # the split of a row, if rows state it and not file names
+    study_rows: int = 0  # number of rows in the study, whose splits follow from exactly this number
+    repeated: Callable[[Row], str | None] | None = None  # key of a row; of rows with one key the first counts
 
 
 SOURCES: dict[str, Source] = {
@@ -140,7 +140,7 @@ def load(
     family: Family | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> "Tasks":
-    """The tasks of a split: train, val (taken from train by seed where none is published) or test.
+    """The tasks of a split: train, val (taken from train by seed if none is published) or test.
 
     `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels` are
     for procedural ones; `seed` draws the val split, or the problems. A broken row, or a row of another family than
@@ -156,9 +156,9 @@ def load(
         count = _MICRO_SIZES[split] if size is None else size
         if count < 1:
             raise DataError(f"{name}: size is {count}, at least 1 is needed")
-        drawn = lambda _: {split: enumerate(micro.take(name, split, count, seed=seed, levels=levels))}
+        splits = lambda _: {split: enumerate(micro.take(name, split, count, seed=seed, levels=levels))}
         key = _key(split, count, seed, tuple(levels))
-        built = builders.prepare(name, key, drawn, user_cache.home(cache))
+        built = builders.prepare(name, key, splits, user_cache.home(cache))
         return builders.read(built, split, split, np.arange(count))
     if name not in SOURCES:
         near = nearest(name, NAMES, ".", 0.4)
@@ -170,7 +170,7 @@ def load(
         raise DataError(f"{name}: give the directory of its files")
     published = source.urls if directory is None else _split_files(source, Path(directory))
     unread = _unread(source, published, split)
-    wanted = {one: places for one, places in published.items() if one not in unread}
+    wanted = {part: files for part, files in published.items() if part not in unread}
     built = _build(name, directory is None, wanted, bad_rows, family or source.family, user_cache.home(cache))
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
@@ -195,7 +195,7 @@ def _build(
     family: Family | None,
     home: Path,
 ) -> "TaskBuilder":
-    """The prepared tensorflow-datasets builder of published splits, from their addresses or else their files."""
+    """The prepared tensorflow-datasets builder of published splits, made from their addresses or their files."""
     from marl_jax.tasks import builders
 
     source = SOURCES[name]
@@ -203,9 +203,9 @@ def _build(
     def splits(download: "Download") -> dict[str, "Rows"]:
         files = download(wanted) if remote else wanted
         if source.split_of:
-            everything = [path for paths in files.values() for path in paths]
-            rows = (row for path in everything for _, row in read_rows(path))
-            files = dict.fromkeys(sorted({_split_of(source, row) for row in rows}) or ["train"], everything)
+            all_paths = [path for paths in files.values() for path in paths]
+            rows = (row for path in all_paths for _, row in read_rows(path))
+            files = dict.fromkeys(sorted({_split_of(source, row) for row in rows}) or ["train"], all_paths)
         return {
             split: _rows(name, source, family, split, paths, bad_rows == "skip")
             for split, paths in files.items()
@@ -220,16 +220,16 @@ def _build(
 def _rows(
     name: str, source: Source, family: Family | None, split: str, paths: Sequence[Path], skip: bool
 ) -> "Rows":
-    """Yields (row number in the split, task); a broken row that is skipped has its error in place of the task."""
-    index, met = 0, set[str]()
+    """Yields (row number in the split, task); for a broken row that is skipped, its error instead of the task."""
+    index, seen = 0, set[str]()
     for path in paths:
         for number, row in read_rows(path):
             if source.split_of and _split_of(source, row) != split:
                 continue
-            if source.repeated and isinstance(row, dict) and (shared := source.repeated(row)) is not None:
-                if shared in met:
+            if source.repeated and isinstance(row, dict) and (key := source.repeated(row)) is not None:
+                if key in seen:
                     continue
-                met.add(shared)
+                seen.add(key)
             row_or_error = row
             if not isinstance(row, DataError):
                 try:
@@ -261,14 +261,14 @@ def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
 
 
 def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
-    """{published split: its files in a directory}, by the split in their names (in none: train)."""
+    """{published split: its files in a directory}, by the split in their names; names without one are of train."""
     paths = list_files(Path(os.path.expanduser(directory)), source.folder)
-    if source.only:  # a clone of the repository may have examples beside the data
+    if source.only:  # a clone of the repository may have examples next to the data
         bare = lambda name: name.rpartition("/")[2].removesuffix(".gz")
         names = {bare(url) for urls in source.urls.values() for url in urls}
         paths = [path for path in paths if bare(path.name) in names] or paths
     splits = [source.only or named_split(path) or "train" for path in paths]
-    evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
+    evaluation = "test" if {*splits} - {"eval"} else "train"  # train on a file if there is no other
     files: dict[str, list[Path]] = {}
     for path, split in zip(paths, splits):
         files.setdefault(evaluation if split == "eval" else split, []).append(path)

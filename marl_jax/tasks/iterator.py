@@ -3,8 +3,8 @@
     stream = order(seed, 0) ++ order(seed, 1) ++ ...      every epoch a permutation of all problems
     a batch is the next n of the stream, also across the end of an epoch
 
-No batch holds a problem twice, unless it is larger than the data: where a batch spans two epochs, problems that it
-already holds are moved back in the second epoch.
+No batch has a problem twice, unless it is larger than the data: if a batch spans two epochs, problems that it already
+has are moved back in the second epoch.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Position:
 
     epoch: int = 0  # passes over the data that are complete
     index: int = 0  # next problem of the pass
-    seed: int = 0  # of its order
+    seed: int = 0  # seed of its order
 
 
 class TaskIterator(Iterator[list[Task]]):
@@ -34,7 +34,7 @@ class TaskIterator(Iterator[list[Task]]):
         if batch < 1:
             raise ValueError(f"a batch of {batch} problems cannot be drawn; it must have at least 1")
         self._tasks, self._batch = tasks, batch
-        self._order: tuple[Any, int, np.ndarray] | None = None  # (seed, phase of the batches), epoch, order
+        self._order: tuple[Any, int, np.ndarray] | None = None  # (seed, offset of batches), epoch, its order
         self.position = position
 
     @property
@@ -52,23 +52,23 @@ class TaskIterator(Iterator[list[Task]]):
         self._position = position
 
     def __next__(self) -> list[Task]:
-        places, after = advance(self._position, self._batch, len(self._tasks))
+        places, next_position = advance(self._position, self._batch, len(self._tasks))
         batch = [self._tasks[int(self._epoch(epoch)[index])] for epoch, index in places]
-        self._position = after  # moved last, so that a batch that failed to load is read again
+        self._position = next_position  # moved last, so that a batch that failed to load is read again
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """The order of the problems in an epoch. It depends on the epochs before, because batches span their ends."""
         seed, size, batch = self._position.seed, len(self._tasks), self._batch
-        first = (self._position.epoch * size + self._position.index) % batch  # where batches begin
-        if self._order is None or self._order[0] != (seed, first) or self._order[1] > epoch:
-            self._order = (seed, first), 0, order(size, seed, 0)
-        name, at, drawn = self._order
+        offset = (self._position.epoch * size + self._position.index) % batch  # where batches begin
+        if self._order is None or self._order[0] != (seed, offset) or self._order[1] > epoch:
+            self._order = (seed, offset), 0, order(size, seed, 0)
+        key, at, drawn = self._order
         for later in range(at + 1, epoch + 1):
-            before = (later * size - first) % batch  # problems of the batch before this epoch
+            before = (later * size - offset) % batch  # problems of its first batch that are in earlier epochs
             shuffled = order(size, seed, later)
-            drawn = put_off(shuffled, drawn[size - before :], batch - before) if batch <= size else shuffled
-        self._order = name, max(at, epoch), drawn
+            drawn = defer(shuffled, drawn[size - before :], batch - before) if batch <= size else shuffled
+        self._order = key, max(at, epoch), drawn
         return drawn
 
 
@@ -77,7 +77,7 @@ def order(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(size)
 
 
-def put_off(order: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
+def defer(order: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
     """The order with its first `count` problems that are not in `seen` moved to the front."""
     fresh = order[~np.isin(order, seen)][:count]
     return np.concatenate([fresh, order[~np.isin(order, fresh)]])

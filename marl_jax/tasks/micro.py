@@ -40,19 +40,19 @@ def take(
 ) -> Iterator[Task]:
     """The first `size` distinct problems of the stream."""
     seen: set[str] = set()
-    repeats = lately = 0  # in total, and since the last new problem
+    repeats = since_new = 0  # repeated problems, in total and since the last new one
     for task in stream(kind, split, seed=seed, levels=levels):
         if len(seen) == size:
             return
         if task.id in seen:
-            repeats, lately = repeats + 1, lately + 1
-            if repeats > 4 * size + 1000 or lately > 4 * len(seen) + 1000:
+            repeats, since_new = repeats + 1, since_new + 1
+            if repeats > 4 * size + 1000 or since_new > 4 * len(seen) + 1000:
                 raise DataError(
                     f"{kind} {split}: levels {tuple(levels)} hardly have {size} problems, ask for less by "
                     f"data.{split}_size"
                 )
             continue
-        lately = 0
+        since_new = 0
         seen.add(task.id)
         yield task
 

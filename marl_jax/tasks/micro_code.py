@@ -22,7 +22,7 @@ from marl_jax.task import Task
 
 LEVELS = (1, 2, 3, 4, 5)
 STRATEGIES = ("steps", "expression")
-TESTS = 5  # hidden ones
+TESTS = 5  # hidden tests of a problem
 
 Step = tuple[str, int | None]  # (name in the table, its constant)
 # name -> (words, expression in x and c, constants)
@@ -111,7 +111,7 @@ def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
 
 
 def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | None:
-    """The problem of a chain, or None where `_tests` finds no tests."""
+    """The problem of a chain, or None if `_tests` finds no tests."""
     words = rng.random() < 0.5
     drawn = random.Random(repr(chain)) if words else rng  # in words, a chain is always the same problem
     examples = _tests(chain, drawn, 3 if _kind(chain) == "number" else 2, shown=True)

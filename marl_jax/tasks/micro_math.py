@@ -38,10 +38,10 @@ def solution(task: Task, strategy: str = "columns") -> str:
 def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
     """A wrong worked answer: one slip somewhere, everything after it consistent with it."""
     strategy = strategy or rng.choice(STRATEGIES)
-    count = _Work()
-    _solve(task.meta, strategy, count)
+    right = _Work()
+    _solve(task.meta, strategy, right)
     while True:
-        text, answer = _solve(task.meta, strategy, _Work(rng.randrange(count.spot), rng))
+        text, answer = _solve(task.meta, strategy, _Work(rng.randrange(right.spot), rng))
         if str(answer) != task.gold:
             return text
 
@@ -76,7 +76,7 @@ def _task(level: int, kind: str, *terms: int) -> Task:
 
 
 class _Work:
-    """The lines of a worked answer, with at most one slip, at the `slip`-th place where one is possible."""
+    """The lines of a worked answer, with at most one slip, made at the `slip`-th spot where one is possible."""
 
     def __init__(self, slip: int | None = None, rng: random.Random | None = None):
         self.slip, self.rng = slip, rng or random.Random(0)
@@ -138,7 +138,7 @@ def _multiply_columns(work: _Work, a: int, b: int) -> int:
 
 
 def _carried(work: _Work, columns: Sequence[tuple[str, int]]) -> int:
-    """Columns from the right, each with what the one before carries."""
+    """Work out the columns from the right, each with the carry of the one before."""
     digits, carry = [], 0
     for place, (text, value) in enumerate(columns):
         total = work.step(f"{text}+{carry}" if carry else text, value + carry)

@@ -17,7 +17,7 @@ from marl_jax.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _FORMATS = (".parquet", (".jsonl", ".jsonl.gz"), ".json")  # in this order of preference
-_SPLITS = {  # the words for each
+_SPLITS = {  # words in a file's name that state the split
     "train": "train|training",
     "val": "val|valid|validation|dev",
     "test": "test|testing",
@@ -51,8 +51,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def list_files(directory: Path, folder: str = "") -> list[Path]:
     """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
-    They have one format, unless only a file of another has the name of a split, as test.json beside train.jsonl. The
-    rest are copies and descriptions, which published repositories keep beside the data. `directory` may be one file.
+    They have one format; a file of another format is used only if it alone is named for a split, as test.json next to
+    train.jsonl. The rest are copies and descriptions, usual in published repositories. `directory` may be one file.
     """
     if directory.is_file():
         if directory.name.endswith(SUFFIXES):
@@ -65,8 +65,8 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
         formats = [[path for path in paths if path.name.endswith(suffix)] for suffix in _FORMATS]
         if any(formats):
             first, *others = filter(None, formats)
-            have = {path.name for path in first}
-            first = [path for path in first if path.name.removesuffix(".gz") not in have - {path.name}]
+            names = {path.name for path in first}
+            first = [path for path in first if path.name.removesuffix(".gz") not in names - {path.name}]
             splits = {named_split(path) for path in first}
             more = (path for path in itertools.chain(*others) if _SPLIT_ALONE.match(path.name.lower()))
             return first + [path for path in more if named_split(path) not in splits]

@@ -21,15 +21,15 @@ _DAPO_HEAD = (
 )
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,17}")
-_LEVEL = 2**31 - 1  # the largest that is stored
-_WHOLE = re.compile(r"(?:Level )?(-?[0-9]{1,99})(?:\.0)?")
-_TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
+_MAX_LEVEL = 2**31 - 1  # the largest level that can be stored
+_LEVEL = re.compile(r"(?:Level )?(-?[0-9]{1,99})(?:\.0)?")
+_NAMED = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
-_ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
+_ANSWER = ("gold", "answer", "final_answer", "solution")  # next to gold, the others may be worked solutions
 
 
 def dapo_repeated(row: Row) -> str | None:
-    """The problem of a row of the original data set, which has each of them about a hundred times."""
+    """The problem of a row of the original data set, which has each problem about a hundred times."""
     prompt = row.get("prompt")
     return json.dumps(prompt) if isinstance(prompt, list) else None
 
@@ -37,7 +37,7 @@ def dapo_repeated(row: Row) -> str | None:
 def dapo_math(row: Row) -> Fields:
     """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info.
 
-    The original data set has a list of one message as prompt, and its solution in the reward model alone.
+    In the original data set, the prompt is a list of one message, and the solution is only in the reward model.
     """
     extra, prompt, model = row.get("extra_info"), row.get("prompt"), row.get("reward_model")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
@@ -87,8 +87,8 @@ def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
     A call's expected value is published inside a list of one: `[5]` is 5, `[[5]]` is [5]. A few rows publish values
-    bare, which shows if any of them is not a list of one; all values of such a row are then used unchanged. Dicts lost
-    the integers among their keys to JSON; where all keys of a row are such texts, they are integers again.
+    bare: if any value of a row is not a list of one, all values of the row are used unchanged. In JSON, integer keys of
+    dicts became texts; if all keys of a row are such texts, they become integers again.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -98,7 +98,7 @@ def deepcoder(row: Row) -> Fields:
     if starter := optional_text(row, "starter_code"):
         question += f"\n\nStart from this code:\n{starter}"
     name = parsed[0].get("call") or next(iter(parsed[0].get("functions", ())), None)
-    if isinstance(name, str) and not re.search(_TOLD.format(re.escape(name)), question):
+    if isinstance(name, str) and not re.search(_NAMED.format(re.escape(name)), question):
         question += f"\n\nWrite a function named `{name}`."
     return {"question": question, "tests": parsed}
 
@@ -135,7 +135,7 @@ def humaneval(row: Row) -> Fields:
     preamble = prompt.partition(f"def {entry}(")[0].rstrip()
     return {
         "question": prompt,
-        # A check may use the prompt's helpers. It gets the published ones as setup, never those of the program.
+        # A check may use helpers of the prompt. It gets the published ones as setup, never those of the program.
         "tests": assertions([text(row, "test")], entry, preamble),
         # Put in front of answers, which may use the prompt's imports and helpers without repeating them.
         "meta": _source_id(row, "task_id") | {"preamble": preamble},
@@ -145,14 +145,14 @@ def humaneval(row: Row) -> Fields:
 def generic(row: Row) -> Fields:
     """A question under any common name with either `tests` (code) or an answer (math).
 
-    Of a worked solution, the answer is what stands after `####`, or else in the last box. `tests` are test code, a list
-    of it, or a list of tests in any form that `program_tests` reads (as JSON, too); and so are `public_tests`.
+    In a worked solution, the answer is the text after `####`, or else in the last box. `tests` and `public_tests` are
+    test code, a list of it, or a list of tests in any form that `program_tests` reads, also as JSON.
     """
     from marl_jax.rewards.math.boxed import extract_boxed
 
     meta, level = row.get("meta"), _level(row) or 0
-    if abs(level) > _LEVEL:
-        raise RowError(f"field 'level' is {level}; it must lie in -{_LEVEL} to {_LEVEL}")
+    if abs(level) > _MAX_LEVEL:
+        raise RowError(f"field 'level' is {level}; it must lie in -{_MAX_LEVEL} to {_MAX_LEVEL}")
     fields: Fields = {
         "question": text(row, *_QUESTION),
         "meta": (meta if isinstance(meta, dict) else {}) | _source_id(row, "id"),
@@ -166,11 +166,11 @@ def generic(row: Row) -> Fields:
 
 
 def _level(row: Row) -> int | None:
-    """An integer, also as "Level 5" or as the 5.0 of a column with nulls; 0 if unknown, None if none."""
+    """The level, an integer, "Level 5" or the 5.0 of a column with nulls; 0 if unknown, None if it is no integer."""
     if (level := row.get("level")) in (None, "?", "Level ?"):
         return 0
-    found = _WHOLE.fullmatch(str(level))
-    return int(found[1]) if found else None
+    match = _LEVEL.fullmatch(str(level))
+    return int(match[1]) if match else None
 
 
 def _tests(row: Row, name: str) -> tuple[Test, ...]:
@@ -199,18 +199,18 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
         raise RowError("no tests: field 'tests' is empty")
     calls = [
         number
-        for number, one in enumerate(tests)
-        if isinstance(one, dict) and _form(one, function)[0] == "function_call"
+        for number, test in enumerate(tests)
+        if isinstance(test, dict) and _form(test, function)[0] == "function_call"
     ]
     outputs = [tests[number].get("output") for number in calls]
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
-    made = [_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1)]
-    published = [number for number in calls if tests[number].get("call") is None and "call" in made[number]]
-    dicts = [value for number in published for value in _values(made[number]) if isinstance(value, dict)]
+    result = [_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1)]
+    published = [number for number in calls if tests[number].get("call") is None and "call" in result[number]]
+    dicts = [value for number in published for value in _values(result[number]) if isinstance(value, dict)]
     if any(dicts) and all(_INTEGER.fullmatch(key) for value in dicts for key in value):
         for number in published:
-            made[number] = _with_integer_keys(made[number])
-    return tuple(made)
+            result[number] = _with_integer_keys(result[number])
+    return tuple(result)
 
 
 def _values(test: Test) -> list[Any]:
@@ -219,7 +219,7 @@ def _values(test: Test) -> list[Any]:
 
 
 def _with_integer_keys(test: Test) -> Test:
-    """A call test whose dicts have integers as keys, as test code: tests are kept as JSON, which has none."""
+    """A call test with integers as keys of its dicts, as test code, because tests are stored as JSON."""
     if not any(isinstance(value, dict) and value for value in _values(test)):
         return test
     *args, expected = (
@@ -235,32 +235,32 @@ def assertions(
 ) -> tuple[Test, ...]:
     """Assert statements, or the code of a `check(candidate)`, as tests of `run_program`.
 
-    A call test needs values that JSON holds exactly: a tuple among the arguments would come back as a list. (Among the
-    results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
-    other function of the program. What the published `solution` defines is the program's, be it named as a built-in.
+    A call test needs values that JSON can store exactly: a tuple among the arguments would come back as a list. (Among
+    the results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
+    other function of the program. What the published `solution` defines is the program's, even if named like a built-in.
     """
     from marl_jax.rewards.asserts import assert_tests, check_test, free_functions
 
     tests: list[Test] = []
-    own = set(re.findall(r"^def (\w+)", solution, re.MULTILINE))
+    defined = set(re.findall(r"^def (\w+)", solution, re.MULTILINE))
     for number, part in enumerate(parts, start=1):
         try:
-            made = assert_tests(part, entry_point, setup)
+            new = assert_tests(part, entry_point, setup)
             free = set(free_functions(part, setup))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RowError(f"test {number}: {error}") from None
-        built_in = (own & {test.get("call") for test in made}) - free
-        asked = free | built_in
-        if "assert" not in part or not (entry_point or asked):
+        built_in = (defined & {test.get("call") for test in new}) - free
+        used = free | built_in
+        if "assert" not in part or not (entry_point or used):
             raise RowError(f"test {number} asserts nothing of the program ({part.strip()[:60]})")
-        unknown = ", ".join(sorted(asked - {entry_point}))
+        unknown = ", ".join(sorted(used - {entry_point}))
         if entry_point and unknown and "import *" not in part + setup:
             raise RowError(f"test {number}: its code uses {unknown}, which nothing defines")
         if not all(
-            "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in made
+            "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in new
         ):
-            made = [check_test(part, entry_point or min(built_in, default=None), setup)]
-        tests += made
+            new = [check_test(part, entry_point or min(built_in, default=None), setup)]
+        tests += new
     return tuple(tests)
 
 
@@ -284,13 +284,13 @@ def text(row: Row, *names: str, number: bool = False) -> str:
 
 def check_text(name: str, value: Any) -> str:
     """The value of a field, which must be non-empty text."""
-    if wrong := text_fault(name, value):
-        raise RowError(wrong)
+    if fault := text_fault(name, value):
+        raise RowError(fault)
     return value
 
 
 def optional_text(row: Row, name: str) -> str:
-    """The named field as text, "" where it is missing or blank."""
+    """The named field as text; "" if it is missing or blank."""
     value = row.get(name)
     return "" if value is None or (isinstance(value, str) and not value.strip()) else text(row, name)
 
@@ -313,22 +313,22 @@ def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -
         return filled
     if not {"input", "output"} <= test.keys():
         raise RowError(f"test {number} has no input and output (it has {', '.join(map(str, test))})")
-    given, expected = test["input"], test["output"]
+    inputs, expected = test["input"], test["output"]
     kind, name = _form(test, function)
     if kind == "functional":  # LiveCodeBench: one JSON value per line
-        given = [
-            _from_json(line, f"test {number}") for line in _lines(number, given).split("\n") if line.strip()
+        inputs = [
+            _from_json(line, f"test {number}") for line in _lines(number, inputs).split("\n") if line.strip()
         ]
         expected, wrapped = _from_json(_lines(number, expected), f"test {number}"), False
     if kind in ("function_call", "functional"):
-        if not name or not isinstance(given, list):
+        if not name or not isinstance(inputs, list):
             raise RowError(f"test {number} calls a function but has no function name or no list of arguments")
         if not isinstance(name, str):
             raise RowError(f"test {number} has {type(name).__name__} where the name of a function should be")
-        return {"call": name, "args": given, "expected": expected[0] if wrapped else expected}
+        return {"call": name, "args": inputs, "expected": expected[0] if wrapped else expected}
     if kind not in ("stdin_stdout", "stdin"):
         raise RowError(f"test {number} is of the unknown type {kind!r}")
-    return {"stdin": _lines(number, given), "stdout": _lines(number, expected)}
+    return {"stdin": _lines(number, inputs), "stdout": _lines(number, expected)}
 
 
 def _from_json(value: str, where: str) -> Any:

@@ -11,15 +11,15 @@ from marl_jax.task import Family, Task
 from marl_jax.tasks.row_files import DataError, RowError
 from marl_jax.tasks.schemas import check_text
 
-_WORDS = 12  # of a final answer that is no number
-_TOLD = 3  # broken tasks that a message names
+_MAX_WORDS = 12  # of a final answer that is no number
+_NAMED = 3  # broken tasks that a message names
 
 
 def check_task(task: Task, family: Family | None = None, graded: bool = True) -> None:
     """Raise a `RowError` if a task cannot be shown, graded or stored, or is of another family."""
     if task.family not in ((family,) if family else ("math", "code")):
         raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
-    if task.family == "code" and (graded or task.tests):  # those that are there are run whatever the reward
+    if task.family == "code" and (graded or task.tests):  # existing tests are run whatever the reward is
         _check_tests(task)
     elif task.family == "math" and graded:
         _check_gold(task)
@@ -42,12 +42,12 @@ def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool =
             if (first := seen.setdefault(task.id, index)) != index:
                 raise RowError(f"has the id of task {first}: give each its own")
         except RowError as error:
-            broken.append(f"{what}: {error}" if len(broken) < _TOLD else "")
+            broken.append(f"{what}: {error}" if len(broken) < _NAMED else "")
     if broken:
-        more = f"; and {len(broken) - _TOLD} more" if len(broken) > _TOLD else ""
+        more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
         raise DataError(
             f"data set '{name}', {split}: {len(broken)} of its {len(tasks)} tasks cannot be used, counted from 0: "
-            + "; ".join(broken[:_TOLD])
+            + "; ".join(broken[:_NAMED])
             + more
         )
     return tasks
@@ -60,8 +60,8 @@ def mark(question: str) -> str:
 
 def shared(tasks: Sequence[Task], train: Sequence[Task]) -> list[int]:
     """Indices of the tasks whose question is also in train. Ids are not compared: they may repeat across splits."""
-    theirs = set(_marks(train))
-    return [i for i, mark in enumerate(_marks(tasks)) if mark in theirs]
+    trained_on = set(_marks(train))
+    return [i for i, mark in enumerate(_marks(tasks)) if mark in trained_on]
 
 
 def _marks(tasks: Sequence[Task]) -> list[str]:
@@ -86,11 +86,11 @@ def _check_gold(task: Task) -> None:
 
     gold = check_text("gold", task.gold)
     answer = extract_boxed(gold) or gold
-    # Long numbers can still be matched letter by letter, a worked solution cannot.
+    # A long number can still be compared character by character; a worked solution cannot.
     words = gold.split()
     too_long = len(gold) > MAX_CHARS
     in_words = answer == gold and 2 * sum(word.rstrip(".,:").isalpha() for word in words) > len(words)
-    if (too_long and answer != gold) or (in_words and (too_long or len(words) > _WORDS)):
+    if (too_long and answer != gold) or (in_words and (too_long or len(words) > _MAX_WORDS)):
         raise RowError(f"its answer is a text of {len(gold)} characters: give the final answer alone")
     if answer == gold and "\\boxed" in gold:
         raise RowError(f"its answer {gold!r:.80} has a box that is empty or does not close")
