@@ -1,4 +1,4 @@
-"""`python -m marl_jax COMMAND ...`: the console command where it is not on the PATH."""
+"""`python -m marl_jax COMMAND ...`: the console command, if it is not on the PATH."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Views of the table by episode: calls in order, which call read which, tools, and how each path ended.
 
-    Episode    one run of a workflow on a task, or one path of it where it forks
+    Episode    one run of a workflow on a task, or one path of it if it forks
     CallRecord one call: its prompt, its completion and the answer read from it
     ToolRecord the result of one tool
     Leaf       how one path ended
@@ -38,7 +38,7 @@ class CallRecord:
     # Per token, the ids that top-k/top-p kept; None if they removed none.
     kept: tuple[tuple[int, ...], ...] | None = None
     kind: str = "team"  # kind of its role, one of KINDS
-    about: Task | None = None  # the task that it answers, where it differs from its episode's
+    about: Task | None = None  # the task that it answers, if it is not its episode's
     path: tuple[int, ...] = ()  # the branch taken at each fork before it
     labels: Mapping[str, Any] | None = None  # the workflow's labels of the call, for keys of groups
 

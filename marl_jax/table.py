@@ -82,7 +82,7 @@ class Table:
     roles: tuple[str, ...] = ()  # names that `role` indexes
     policies: tuple[str, ...] = ()  # names that `policy` indexes
     text: tuple[str, ...] = ()  # [N], the completion as text
-    answer: tuple[str | None, ...] = ()  # [N], read from the text; None where unreadable
+    answer: tuple[str | None, ...] = ()  # [N], read from the text; None if unreadable
     # [N], the call's task where it differs from its episode's, else None; () if no call has such a task.
     about: tuple[Task | None, ...] = ()
     labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], the workflow's labels of each call

@@ -1,7 +1,7 @@
 """A task: one problem, with all that is needed to show, grade and identify it.
 
 A task is plain frozen data. It crosses every boundary of the library (data set -> workflow -> grader ->
-episode record), so it holds no arrays, no functions and nothing that cannot be written as JSON.
+episode record), so it contains no arrays, no functions and nothing that cannot be written as JSON.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class Task:
     gold: str = ""  # math: the reference answer
     tests: tuple[Mapping[str, Any], ...] = ()  # code: hidden tests, see `rewards.run_program`
     public_tests: tuple[Mapping[str, Any], ...] = ()  # code: tests that a role may be shown
-    level: int = 0  # difficulty, where the data set states one
+    level: int = 0  # difficulty, if the data set states one
     # Further fields of the data set, as JSON.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 hf     weights, adapters summed in (float32, then rounded once), config.json, tokenizer
 peft   the adapter as it was trained, adapter_config.json with the base's directory, tokenizer
 
-The tokenizer's files are byte for byte those of the base, so that a run may start policies from both.
+The tokenizer's files are byte for byte those of the base, so that policies of one run may start from both.
 """
 
 import contextlib

@@ -39,7 +39,7 @@ class Phase:
     source: str = "play"  # play; collected, or collected:NAME of a phase; else a file or folder of episodes
     flatten: str = ""  # with calls from a source: each of its episodes becomes one sequence of this role
     collect: bool = False  # keep all calls of its steps in the run's folder
-    start: str = "last"  # initial weights of what trains: last, base, or RUN@STEP, a checkpoint of a run
+    start: str = "last"  # initial weights of its policies: last, base, or RUN@STEP, a checkpoint of a run
     # policy -> the policy whose weights it starts with
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optimiser: Literal["keep", "fresh"] = "keep"  # fresh: moments and schedule start again

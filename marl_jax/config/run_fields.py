@@ -150,7 +150,7 @@ class CheckpointConfig:
     every: Count = 10  # steps between two checkpoints
     latest: Count = 2  # number of newest ones that are kept
     best: bool = True  # keep the one with the best accuracy on val
-    keep_every: OptionalCount = None  # keep also the checkpoints whose step is a multiple of this
+    keep_every: OptionalCount = None  # also keep the checkpoints whose step is a multiple of this
 
 
 TRACKERS = ("wandb", "trackio")  # packages, and the fields of `logging` that turn them on
@@ -165,7 +165,7 @@ def not_installed(package: str) -> str:
 class LogConfig:
     """What a run records in addition to metrics.jsonl and eval.jsonl."""
 
-    # Steps between two steps whose episodes are written, besides the first and the last; 0: none.
+    # Episodes of every n-th step, of the first and of the last are written; 0: none.
     episodes_every: Whole = 10
     episodes_problems: Count = 4  # problems of a step whose episodes are written
     # Megabytes of all recorded episodes together: a file that is too large for its share gets fewer problems, and if

@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def learnability(self) -> float:
-        """a (1 - a) for the mean grade a: 0 where every solver is right, or none."""
+        """a (1 - a) for the mean grade a: 0 if every solver is right, or none is."""
         mean = self.right / self.tries if self.tries else 0.0
         return mean * (1 - mean) if self.tries else UNTRIED
 
