@@ -23,7 +23,7 @@ from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
 from marl_jax.commands.console import say
-from marl_jax.config.config_checks import not_taken
+from marl_jax.config.config_checks import unused_fields
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning.memory import Shapes, memories
@@ -199,7 +199,7 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
 
 def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
     """The settings of the training data for another data set; those that it does not use get their defaults."""
-    defaults = {field: getattr(DataConfig, field) for field in not_taken(name)}
+    defaults = {field: getattr(DataConfig, field) for field in unused_fields(name)}
     return dataclasses.replace(trained_on, **defaults | {"name": name, "directory": directory})  # type: ignore[arg-type]
 
 

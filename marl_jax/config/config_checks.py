@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 from marl_jax import fields
 from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
-from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refused, samplers, walks
+from marl_jax.config.workflow_checks import (
+    Problems,
+    bad_sampling,
+    error_of,
+    of_workflow,
+    playable,
+    problem_at,
+)
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own, load_own, own_function
@@ -40,7 +47,7 @@ def problems(config: RunFields) -> list[str]:
         *_learning(config),
         *_hosts(config),
     ]
-    if unknown := refused(find, config.workflow.name):
+    if unknown := error_of(find, config.workflow.name):
         return [f"workflow.name: {unknown}", *problems]
     checks = (
         of_workflow,
@@ -53,10 +60,10 @@ def problems(config: RunFields) -> list[str]:
     return [*(problem for check in checks for problem in check(config)), *problems]
 
 
-def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
-    """Report settings that have no effect in this run or on this machine; `asked` are paths set by the command line."""
+def without_effect(config: RunFields, paths: Iterable[str]) -> list[str]:
+    """Report settings without effect in this run or on this machine; `paths` are those that a command line sets."""
     lines = []
-    if "data.levels" in asked and config.data.name not in KINDS:
+    if "data.levels" in paths and config.data.name not in KINDS:
         lines.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
     if config.seed <= LARGEST_SEED < config.seed + config.seeds - 1:
         lines.append(
@@ -69,8 +76,8 @@ def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
 def _policies(config: RunFields) -> Problems:
     policies, known = config.policies, policy_names(config.policies.map)
     owners = policies.map, policies.frozen_roles
-    trained = known if refused(trained_policies, *owners) else trained_policies(*owners)
-    yield from refusal("policies.frozen_roles", trained_policies, *owners)
+    trained = known if error_of(trained_policies, *owners) else trained_policies(*owners)
+    yield from problem_at("policies.frozen_roles", trained_policies, *owners)
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if slashed := [name for name in known if "/" in name]:
@@ -123,21 +130,21 @@ def _engine(config: RunFields) -> Problems:
             yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
         return
     urls = urls_of(engine.vllm)
-    if engine.vllm.start and any(refused(_check_url, url, True) for url in urls):
+    if engine.vllm.start and any(error_of(_check_url, url, True) for url in urls):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
             "out, or give one such as http://127.0.0.1:8000"
         )
-    if not engine.vllm.start and any(refused(_check_url, url) for url in urls or [""]):
+    if not engine.vllm.start and any(error_of(_check_url, url) for url in urls or [""]):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000, or "
             "have it started by engine.vllm.start=true"
         )
-    if why := refused(shlex.split, engine.vllm.flags):
+    if why := error_of(shlex.split, engine.vllm.flags):
         yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
     if policies.train == "lora" and policies.lora_rank > RANKS[-1]:
         yield f"policies.lora_rank is {policies.lora_rank}: vLLM takes up to {RANKS[-1]}"
-    groups = [] if refused(lambda: policies.specs) else decode_groups(policies.specs)
+    groups = [] if error_of(lambda: policies.specs) else decode_groups(policies.specs)
     if urls and groups and len(urls) != len(groups):
         yield (
             f"engine.vllm.url has {len(urls)} and the run needs {len(groups)}, of servers for: "
@@ -151,7 +158,7 @@ def _engine(config: RunFields) -> Problems:
     for name in ("sampler", "budget_bytes", "steps"):
         if getattr(engine, name) is not None:
             yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
-    for role, own in () if any(samplers(config)) else config.role_settings.items():
+    for role, own in () if any(bad_sampling(config)) else config.role_settings.items():
         if own.temperature > 0 and (own.top_k or own.top_p < 1):
             yield (
                 f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
@@ -193,7 +200,7 @@ def _interventions(config: RunFields) -> Problems:
 
 
 def _sampling(config: RunFields) -> Problems:
-    if any(samplers(config)):
+    if any(bad_sampling(config)):
         return
     longest = max(settings.max_new_tokens for settings in config.role_settings.values())
     room, context = config.engine.max_prompt + longest, config.rollout.limits.context
@@ -230,7 +237,7 @@ def _sampling(config: RunFields) -> Problems:
 def _data(config: RunFields) -> Problems:
     data = config.data
     if is_own(data.name):
-        yield from refusal("data.name", _data_function, data.name)
+        yield from problem_at("data.name", _data_function, data.name)
         yield from _ignored(config)
         return
     if data.name not in NAMES:
@@ -261,7 +268,7 @@ def _data_function(name: str) -> None:
         )
 
 
-def not_taken(name: str) -> tuple[str, ...]:
+def unused_fields(name: str) -> tuple[str, ...]:
     """The fields of `data` that a data set of this name does not use."""
     if is_own(name):
         return (*OF_FILES, *DRAWN, "seed", "cache", "val_size")
@@ -272,7 +279,7 @@ def _ignored(config: RunFields) -> Problems:
     """Report fields of `data` that are set, but that this kind of data set does not use."""
     kinds = {**dict.fromkeys(OF_FILES, "data read from files"), **dict.fromkeys(DRAWN, "procedural data")}
     defaults = {field.name: field.default for field in dataclasses.fields(config.data)}
-    for name in not_taken(config.data.name):
+    for name in unused_fields(config.data.name):
         if (value := getattr(config.data, name)) != defaults[name]:
             kind = kinds.get(name, "built-in data sets")
             yield f"data.{name} is {value!r}; it is for {kind}, and '{config.data.name}' is not: leave it out"
@@ -280,10 +287,10 @@ def _ignored(config: RunFields) -> Problems:
 
 def _learning(config: RunFields) -> Problems:
     if config.engine.sampler:
-        yield from refusal("engine.sampler", own_function, config.engine.sampler, "sampler")
+        yield from problem_at("engine.sampler", own_function, config.engine.sampler, "sampler")
     if config.evaluation.metric:
-        yield from refusal("evaluation.metric", load_metric, config.evaluation.metric)
-    yield from refusal("rewards", make_credit, config.rewards)
+        yield from problem_at("evaluation.metric", load_metric, config.evaluation.metric)
+    yield from problem_at("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
 
@@ -307,13 +314,13 @@ def _hosts(config: RunFields) -> Problems:
 
 
 def _phases(config: RunFields) -> Problems:
-    if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
+    if error_of(trained_policies, config.policies.map, config.policies.frozen_roles):
         return  # `_policies` reports it
     yield from phase_fields.problems(config)
 
 
 def _groups(config: RunFields) -> Problems:
-    message = refused(group_key, config.advantages.group, find(config.workflow.name).groups)
+    message = error_of(group_key, config.advantages.group, find(config.workflow.name).groups)
     yield from [f"advantages.group: {message}"] if message else _singletons(config)
 
 
@@ -328,7 +335,7 @@ def _singletons(config: RunFields) -> Problems:
     if find(config.workflow.name).may_fork:  # its branches may be compared
         return
     alternative = ", or advantages.singleton=reward" if by_group else ""
-    if walks(config) and alone(config):
+    if playable(config) and alone(config):
         yield (
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
             f"{alternative}"

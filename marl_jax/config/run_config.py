@@ -152,7 +152,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
     """The configuration FILE:CELL, with fields set from texts. One error reports all mistakes in the texts."""
     base = load_base(spec, "get_config", RunConfig, texts)
     config, problems = fields.change(base, texts)
-    problems = [*problems, *config_checks.asked_in_vain(config, [name for name, _ in texts])]
+    problems = [*problems, *config_checks.without_effect(config, [name for name, _ in texts])]
     if problems:
         raise ConfigError(problems)
     return config

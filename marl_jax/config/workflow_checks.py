@@ -21,13 +21,13 @@ def of_workflow(config: RunFields) -> Problems:
         yield from check(config)
 
 
-def refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
+def problem_at(where: str, check: Callable[..., Any], *args: Any) -> Problems:
     """A line with the error message of the check, if it raises."""
-    if message := refused(check, *args):
+    if message := error_of(check, *args):
         yield f"{where}: {message}"
 
 
-def refused(check: Callable[..., Any], *args: Any) -> str | None:
+def error_of(check: Callable[..., Any], *args: Any) -> str | None:
     """The error message of the check if it raises; None if it passes."""
     try:
         check(*args)
@@ -80,14 +80,14 @@ def _misfit(value: Any, default: Any, counted: bool) -> str | None:
     return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
 
 
-def walks(config: RunFields) -> bool:
+def playable(config: RunFields) -> bool:
     """Whether the script of the workflow can be run with these settings."""
-    return not (any(_settings(config)) or any(samplers(config)))
+    return not (any(_settings(config)) or any(bad_sampling(config)))
 
 
 def _calls(config: RunFields) -> Problems:
     """Report a limit on calls that every episode of a built-in workflow would exceed."""
-    if is_own(config.workflow.name) or not walks(config):
+    if is_own(config.workflow.name) or not playable(config):
         return
     limit, least = config.rollout.limits.max_calls, least_calls(config)
     if least > limit:
@@ -106,7 +106,7 @@ def _calls(config: RunFields) -> Problems:
 def _slots(config: RunFields) -> Problems:
     """Report entries of the map that no call of a built-in workflow uses, and slots without an entry."""
     workflow = find(config.workflow.name)
-    if is_own(config.workflow.name) or refused(validate_map, config.policies.map, workflow.roles):
+    if is_own(config.workflow.name) or error_of(validate_map, config.policies.map, workflow.roles):
         return
     counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
     if any(type(count) is not int or count < 1 for count in counts.values()):  # `_settings` reports it
@@ -130,8 +130,8 @@ def _slots(config: RunFields) -> Problems:
 
 def _roles(config: RunFields) -> Problems:
     """Report names of roles, in the map and elsewhere, that the workflow does not have."""
-    yield from refusal("policies.map", validate_map, config.policies.map, config.roles)
-    yield from samplers(config)
+    yield from problem_at("policies.map", validate_map, config.policies.map, config.roles)
+    yield from bad_sampling(config)
     named = {
         f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
     }
@@ -142,7 +142,7 @@ def _roles(config: RunFields) -> Problems:
                 yield f"{where} names '{name}', which is no role of the workflow{near}"
 
 
-def samplers(config: RunFields) -> Problems:
+def bad_sampling(config: RunFields) -> Problems:
     """Report sampling settings of single roles that have the wrong type, or an impossible value."""
     types, mistyped = fields.annotations(SamplingSettings), False
     for role, override in config.role_sampling.items():
@@ -151,6 +151,6 @@ def samplers(config: RunFields) -> Problems:
                 mistyped = True
                 yield f"role_sampling.{role}.{name} is {value!r}; it must be {misfit}"
     if not mistyped:
-        yield from refusal(
+        yield from problem_at(
             "role_sampling", role_settings, config.roles, config.sampling, config.role_sampling
         )
