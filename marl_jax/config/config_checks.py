@@ -13,14 +13,7 @@ from urllib.parse import urlsplit
 from marl_jax import fields
 from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
-from marl_jax.config.workflow_checks import (
-    Problems,
-    bad_sampling,
-    error_of,
-    of_workflow,
-    playable,
-    problem_at,
-)
+from marl_jax.config.workflow_checks import Problems, bad_sampling, error_of, of_workflow, playable, report
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own, load_own, own_function
@@ -77,7 +70,7 @@ def _policies(config: RunFields) -> Problems:
     policies, known = config.policies, policy_names(config.policies.map)
     owners = policies.map, policies.frozen_roles
     trained = known if error_of(trained_policies, *owners) else trained_policies(*owners)
-    yield from problem_at("policies.frozen_roles", trained_policies, *owners)
+    yield from report("policies.frozen_roles", trained_policies, *owners)
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if slashed := [name for name in known if "/" in name]:
@@ -237,7 +230,7 @@ def _sampling(config: RunFields) -> Problems:
 def _data(config: RunFields) -> Problems:
     data = config.data
     if is_own(data.name):
-        yield from problem_at("data.name", _data_function, data.name)
+        yield from report("data.name", _data_function, data.name)
         yield from _ignored(config)
         return
     if data.name not in NAMES:
@@ -287,10 +280,10 @@ def _ignored(config: RunFields) -> Problems:
 
 def _learning(config: RunFields) -> Problems:
     if config.engine.sampler:
-        yield from problem_at("engine.sampler", own_function, config.engine.sampler, "sampler")
+        yield from report("engine.sampler", own_function, config.engine.sampler, "sampler")
     if config.evaluation.metric:
-        yield from problem_at("evaluation.metric", load_metric, config.evaluation.metric)
-    yield from problem_at("rewards", make_credit, config.rewards)
+        yield from report("evaluation.metric", load_metric, config.evaluation.metric)
+    yield from report("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
 

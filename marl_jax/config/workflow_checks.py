@@ -21,7 +21,7 @@ def of_workflow(config: RunFields) -> Problems:
         yield from check(config)
 
 
-def problem_at(where: str, check: Callable[..., Any], *args: Any) -> Problems:
+def report(where: str, check: Callable[..., Any], *args: Any) -> Problems:
     """A line with the error message of the check, if it raises."""
     if message := error_of(check, *args):
         yield f"{where}: {message}"
@@ -130,7 +130,7 @@ def _slots(config: RunFields) -> Problems:
 
 def _roles(config: RunFields) -> Problems:
     """Report names of roles, in the map and elsewhere, that the workflow does not have."""
-    yield from problem_at("policies.map", validate_map, config.policies.map, config.roles)
+    yield from report("policies.map", validate_map, config.policies.map, config.roles)
     yield from bad_sampling(config)
     named = {
         f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
@@ -151,6 +151,4 @@ def bad_sampling(config: RunFields) -> Problems:
                 mistyped = True
                 yield f"role_sampling.{role}.{name} is {value!r}; it must be {misfit}"
     if not mistyped:
-        yield from problem_at(
-            "role_sampling", role_settings, config.roles, config.sampling, config.role_sampling
-        )
+        yield from report("role_sampling", role_settings, config.roles, config.sampling, config.role_sampling)
