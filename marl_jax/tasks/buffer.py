@@ -30,12 +30,12 @@ UNTRIED = 0.25  # learnability of a task that no solver has tried: that of one s
 class BufferConfig:
     """How tasks that calls were about come back as problems of later steps."""
 
-    capacity: Whole = 0  # most tasks in the buffer, the newest; 0: no buffer
-    share: Annotated[float, Ge(0), Le(1)] = 0.5  # most of a step's problems that come from the buffer
+    capacity: Whole = 0  # number of newest tasks that the buffer keeps; 0: no buffer
+    share: Annotated[float, Ge(0), Le(1)] = 0.5  # of a step's problems, as far as the buffer has tasks
     draw: Literal["uniform", "newest", "learnability"] = "uniform"
     # A key of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
     streams: str = ""
-    examples: Whole = 0  # tasks of the buffer that every other problem gets, as `task.meta["examples"]`
+    examples: Whole = 0  # tasks of the buffer that a problem of the data set gets as `task.meta["examples"]`
 
     def __post_init__(self) -> None:
         fields.check(self)

@@ -268,7 +268,7 @@ def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
         names = {bare(url) for urls in source.urls.values() for url in urls}
         paths = [path for path in paths if bare(path.name) in names] or paths
     splits = [source.only or named_split(path) or "train" for path in paths]
-    evaluation = "test" if {*splits} - {"eval"} else "train"  # train on a file if there is no other
+    evaluation = "test" if {*splits} - {"eval"} else "train"  # eval files are train if there are no others
     files: dict[str, list[Path]] = {}
     for path, split in zip(paths, splits):
         files.setdefault(evaluation if split == "eval" else split, []).append(path)

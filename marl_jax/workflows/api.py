@@ -28,7 +28,7 @@ SPEAKERS = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a role does, for credit; `solver(slots="votes")` also names the setting that counts its parallel calls."""
+    """What a role does, for its credit; `solver(slots="votes")` names the setting that counts its parallel calls."""
 
     name: Literal["solver", "judge", "picker", "planner", "team"]  # only calls of a solver have a grade
     # Name of the setting that counts the role's parallel calls; None: it makes one at a time.
