@@ -67,7 +67,7 @@ class Ragged:
 
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
-        """The rows of all parts, one after the other. Of an array less than half in use, only the used values are copied."""
+        """The rows of all parts, one after the other. If less than half of an array is used, only that is copied."""
         arrays = {id(part.values): part.values for part in parts}  # parts of one column share its values
         order = {key: number for number, key in enumerate(arrays)}
         owner = np.repeat([order[id(part.values)] for part in parts], [len(part) for part in parts])

@@ -236,8 +236,9 @@ def assertions(
     """Assert statements, or the code of a `check(candidate)`, as tests of `run_program`.
 
     A call test needs values that JSON can store exactly: a tuple among the arguments would come back as a list. (Among
-    the results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
-    other function of the program. What the published `solution` defines is the program's, even if named like a built-in.
+    the results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use
+    no other function of the program. What the published `solution` defines is the program's, even if named as a
+    built-in.
     """
     from marl_jax.rewards.asserts import assert_tests, check_test, free_functions
 
