@@ -29,7 +29,7 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.models.weight_table import num_parameters
-from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.started import ServerRequirements, Started
 from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.sampling import Engine, Load, Request, plan
@@ -160,7 +160,9 @@ class Served:
         whole = "--no-enable-chunked-prefill" if jax.default_backend() == "cpu" else ""
         flags = f"{FLAGS.vllm_flags} {whole}"
         chosen = VllmConfig(start=True, python=FLAGS.vllm_python, flags=flags, environment=environment)
-        needed = Needed(self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0)
+        needed = ServerRequirements(
+            self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0
+        )
         self.started = Started(chosen, needed, self.folder / "log")
         self.server = Server(self.started.start(), chosen.timeout)
         self.version = self.server.ask("/version")["version"]

@@ -10,7 +10,7 @@ from absl import flags
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.results import collect, read_result
-from marl_jax.study.run_sentences import lost
+from marl_jax.study.run_sentences import lost_evaluations_line
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
@@ -24,7 +24,7 @@ def main(_config: None, _: list[str]) -> int:
     written, unread = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
     for path in written:
         try:
-            for text in lost(read_result(path)):
+            for text in lost_evaluations_line(read_result(path)):
                 print(f"{path}: {text}", file=sys.stderr)
         except FolderError as error:
             unread.append(str(error))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from marl_jax.commands import cli, run_matrix
-from marl_jax.commands.console import to_a_reader
+from marl_jax.commands.console import early_close_allowed
 from marl_jax.config.run_config import ConfigError, split_argv
 from marl_jax.study.jobs.launchers import LAUNCHERS
 from marl_jax.study.jobs.matrix import make_jobs
@@ -61,7 +61,7 @@ def main(cells: Cells | None, _: list[str]) -> int:
     jobs = make_jobs(spec, texts, root, FLAGS.cells, FLAGS.seeds, FLAGS.accept_changes)
     if not FLAGS.dry_run:
         return run_matrix.run_matrix(jobs, root, FLAGS.test_samples, FLAGS.launcher, options)
-    with to_a_reader():
+    with early_close_allowed():
         print(run_matrix.overview(jobs, root))
     return 0
 

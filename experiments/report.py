@@ -14,7 +14,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.report.findings_text import write_findings
 from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
-from marl_jax.study.seed_tables import in_terminal
+from marl_jax.study.seed_tables import terminal_tables
 from marl_jax.study.wording import plain
 from marl_jax.terminal.tables import printable
 
@@ -38,7 +38,7 @@ def main(_config: None, _: list[str]) -> None:
         write_findings(study, FLAGS.findings)
     for text in study.unread:
         print(printable(text), file=sys.stderr)
-    for table in in_terminal(study.runs):
+    for table in terminal_tables(study.runs):
         print(f"{plain(table)}\n")
     print(place)
 

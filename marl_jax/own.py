@@ -65,15 +65,15 @@ def digest_own(name: str) -> str:
         ) from None
 
 
-def called(function: Callable[..., Any], who: str, *args: Any) -> Any:
+def call_user_function(function: Callable[..., Any], who: str, *args: Any) -> Any:
     """Call a user's function; an error in it becomes an `OwnError`: one line with the error and its place."""
     try:
         return function(*args)
     except (Exception, SystemExit) as error:
-        raise OwnError(f"{who} raised {told(error, home_of(function))}") from error
+        raise OwnError(f"{who} raised {error_line(error, file_of(function))}") from error
 
 
-def say(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An exception as it is recorded: its type and text, or only the type if its `str` raises."""
     name = type(error).__name__
     try:
@@ -82,17 +82,17 @@ def say(error: BaseException) -> str:
         return name
 
 
-def told(error: BaseException, home: str | None = None) -> str:
+def error_line(error: BaseException, home: str | None = None) -> str:
     """An exception of user code in one line, with its place: the last frame in the file `home`, else the last frame."""
     frames = traceback.extract_tb(error.__traceback__)
     last = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
     where = f" (in {last[0].name}, line {last[0].lineno})" if last else ""
-    return " ".join(say(error).split()) + where
+    return " ".join(error_text(error).split()) + where
 
 
 def _import_error_line(error: BaseException) -> str:
     """An exception raised by an import, in one line; the text of a SyntaxError already contains the place."""
-    return " ".join(say(error).split()) if isinstance(error, SyntaxError) else told(error)
+    return " ".join(error_text(error).split()) if isinstance(error, SyntaxError) else error_line(error)
 
 
 def without_partial(function: Any) -> Any:
@@ -100,7 +100,7 @@ def without_partial(function: Any) -> Any:
     return without_partial(function.func) if isinstance(function, functools.partial) else function
 
 
-def home_of(function: Callable[..., Any]) -> str | None:
+def file_of(function: Callable[..., Any]) -> str | None:
     """The file that defines a function; None if it is unknown."""
     code = getattr(inspect.unwrap(without_partial(function)), "__code__", None)
     return None if code is None else code.co_filename

@@ -9,7 +9,8 @@ from pathlib import Path
 
 HOME = Path(__file__).parent
 IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "docs": ""}
-BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders in a wheel that contain no code of the library
+# Folders in a wheel that contain no code of the library.
+PACKAGED_FOLDERS = tuple(f"_{name}" for name in IN_A_CLONE)
 
 
 def packaged(name: str) -> Path:
@@ -18,7 +19,7 @@ def packaged(name: str) -> Path:
     return inside if inside.is_dir() else HOME.parent / IN_A_CLONE[name]
 
 
-def located(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | os.PathLike[str]) -> Path:
     """The file or folder at this path; a missing one below `configs/` is looked up in the package."""
     local = Path(os.path.expanduser(path))
     if local.exists() or local.parts[:1] != ("configs",):
@@ -29,7 +30,7 @@ def located(path: str | os.PathLike[str]) -> Path:
 
 def config_file(name: str) -> Path | None:
     """The file of cells at that path, else the packaged one with that stem, such as `micro`, else None."""
-    for path in (located(name), packaged("configs") / f"{name}.py"):
+    for path in (resolve_path(name), packaged("configs") / f"{name}.py"):
         if path.is_file():
             return path
     return None

@@ -81,7 +81,7 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
     return policy_names(free)
 
 
-def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def per_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """{name: its value}; a value that is not a mapping applies to all names."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)

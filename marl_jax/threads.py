@@ -20,7 +20,7 @@ from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
 LOOK_S = 0.1  # seconds between two checks for other reasons to end a wait
-AT_ONCE = min(32, (os.cpu_count() or 1) + 4)  # threads of `side_by_side`; the default of ThreadPoolExecutor
+AT_ONCE = min(32, (os.cpu_count() or 1) + 4)  # threads of `run_parallel`; the default of ThreadPoolExecutor
 
 _T = TypeVar("_T")
 
@@ -80,7 +80,7 @@ class Workers:
         threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
 
 
-def side_by_side(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> list[_T]:
+def run_parallel(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> list[_T]:
     """The results of parallel calls, each started as soon as its item is available; calls may run JAX programs.
 
     When this returns, or raises an error of a call or an item, all calls have ended, except after a KeyboardInterrupt.
@@ -141,7 +141,7 @@ def _work(jobs: "queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None]") -> N
 _finishing: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 
 
-def ended(seconds: float) -> bool:
+def join_all(seconds: float) -> bool:
     """Cancel the jobs that pools with `finish` have not started; whether the running ones end within `seconds`."""
     jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
     for job in jobs:

@@ -77,7 +77,7 @@ def _cgroups(controller: str) -> Iterator[Path]:
             )
 
 
-def as_usual(path: Path, mode: int) -> None:
+def apply_umask(path: Path, mode: int) -> None:
     """Give a file or folder created as private the usual permissions: `mode` minus the bits of the user's umask."""
     umask = os.umask(0o077)  # the umask can only be read by setting one
     os.umask(umask)

@@ -9,7 +9,7 @@ these programs do not differ: both are left out.
 """
 
 from marl_jax.workflows import Call, Fork, planner, solver, workflow
-from marl_jax.workflows.parse import whole
+from marl_jax.workflows.parse import stripped
 from recipes.recipe import Claim, Recipe, Trained, micro
 
 
@@ -17,7 +17,7 @@ from recipes.recipe import Claim, Recipe, Trained, micro
 def planned(task, prompts, *, codes=4):
     """A plan in words, and `codes` programs that follow it."""
     ask = prompts.planner(question=task.question)
-    plan = yield Call("planner", ask, read=whole)
+    plan = yield Call("planner", ask, read=stripped)
     yield Fork(codes)
     return (yield Call("coder", prompts.coder(question=task.question, plan=plan), reads=[plan]))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.rewards.likelihood import mean_logprobs
 from marl_jax.workflows import Call, solver, team, workflow
-from marl_jax.workflows.parse import whole
+from marl_jax.workflows.parse import stripped
 from recipes.recipe import Claim, Recipe, Trained, micro
 from recipes.words import BASE, ask_listener, ask_teller, user
 
@@ -29,7 +29,7 @@ KNOWN = re.compile(r"(the first number that i have is )?\d+")
 def told(task, prompts):
     """The teller's message, and the answer of the listener who reads it."""
     ask = user(ask_teller(task))
-    message = yield Call("teller", ask, read=whole)
+    message = yield Call("teller", ask, read=stripped)
     ask = user(ask_listener(task, str(message)))
     return (yield Call("listener", ask, reads=[message]))
 

@@ -19,7 +19,7 @@ from marl_jax.commands import cli
 from marl_jax.study.intervals import Interval, holm, over_runs, over_seeds, p_value
 from marl_jax.study.questions.bars import LEVEL
 from marl_jax.study.questions.findings import SEEDS
-from marl_jax.study.wording import small
+from marl_jax.study.wording import p_text
 from recipes.recipe import RESULTS, Claim, Recipe, find, names
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -88,7 +88,7 @@ def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
         values = " : ".join(_shown(np.mean(np.array(side, float)), scale) for side in (more, less))
         found = _with_bounds(interval(gap.tolist()), scale, "+")
         tested = f"{claim.measure}: {claim.more} > {claim.than.removeprefix('=')}"
-        rows.append([f"`{name}`", tested, values, found, small(p_adj), verdict(gap.mean(), p_adj, len(gap))])
+        rows.append([f"`{name}`", tested, values, found, p_text(p_adj), verdict(gap.mean(), p_adj, len(gap))])
     return rows
 
 

@@ -19,18 +19,18 @@ import numpy as np
 from absl import flags
 
 from marl_jax.commands import cli
-from marl_jax.config.phase_fields import place
+from marl_jax.config.phase_fields import phase_at
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
 from marl_jax.fields import nearest, to_json
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rewards.own_metric import with_metric
+from marl_jax.rewards.own_metric import with_outcomes
 from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.json_lines import plain, read_lines
 from marl_jax.runs import train
-from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
+from marl_jax.runs.loading.play import EVALUATION_NOISE, load_all, make_service, planned_engine, player_of
 from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
@@ -64,13 +64,15 @@ def trained(config: RunConfig, folder: Path) -> None:
 
 def sampled(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Int[steps]: tokens sampled up to each step; tokens of collected calls are not counted again."""
-    played = [not config.phases or place(config.phases, i).phase.source == "play" for i in range(len(lines))]
+    played = [
+        not config.phases or phase_at(config.phases, i).phase.source == "play" for i in range(len(lines))
+    ]
     return np.cumsum([line["tokens"] * new for line, new in zip(lines, played)])
 
 
 def played(config: RunConfig, folder: Path, step: int) -> Table:
     """The test problems, played by the policies of a step; 0: by the initial policies."""
-    named = load_named(config, ["test"])
+    named = load_all(config, ["test"])
     stored = policies_at(folder, config, named.parts, step or "base")
     engine = planned_engine(config, named.parts, training=False)
     service = make_service(config, named.parts, stored.trees, engine, stored.updates, measured=True)
@@ -80,7 +82,7 @@ def played(config: RunConfig, folder: Path, step: int) -> Table:
         tasks, samples=SAMPLES, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
     )
     graded, metric = grade(table, grader), named.parts.metric
-    return graded if metric is None else with_metric(graded, metric)
+    return graded if metric is None else with_outcomes(graded, metric)
 
 
 def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from marl_jax.threads import Workers, ended, side_by_side
+from marl_jax.threads import Workers, join_all, run_parallel
 
 WAIT_S = 20.0
 
@@ -24,9 +24,9 @@ def test_pools_of_programs_are_waited_for_so_long():
     job, later = workers.submit(done.wait), workers.submit(len, "never begun")
     while not job.running():
         time.sleep(0.01)
-    assert not ended(0.1) and later.cancelled()
+    assert not join_all(0.1) and later.cancelled()
     done.set()
-    assert ended(WAIT_S) and job.done()
+    assert join_all(WAIT_S) and job.done()
 
 
 def test_results_and_errors_come_to_whoever_waits():
@@ -64,9 +64,9 @@ def test_calls_side_by_side_come_in_order_and_none_is_under_way_when_one_fails()
         ended.append(number)
         return number
 
-    assert side_by_side("test", job, (1, 2), (False, False)) == [1, 2]
+    assert run_parallel("test", job, (1, 2), (False, False)) == [1, 2]
     with pytest.raises(ValueError, match="3"):
-        side_by_side("test", job, (3, 4), (True, False))
+        run_parallel("test", job, (3, 4), (True, False))
     assert sorted(ended) == [1, 2, 4]
 
 

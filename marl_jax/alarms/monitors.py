@@ -72,9 +72,9 @@ class Monitor:
     name: str
     when: str  # the condition as text
     limits: Limits
-    says: str  # the evidence as text
+    text: str  # the evidence as text
     means: str  # what the alarm means
-    look: str  # where to look
+    where: str  # where to look
     find: Callable[[History, Limits], Findings]
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.rewards.credit import last_read, own_work, shown
+from marl_jax.rewards.credit import answers_read, last_answer_read, own_work
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
 
@@ -95,7 +95,7 @@ def repeated(table: Table, run: int = COPY) -> np.ndarray:
 
 
 def _judged(table: Table, calls: np.ndarray) -> dict[str, Any]:
-    correct, asked = last_read(table)
+    correct, asked = last_answer_read(table)
     verdicts, right, wrong = table.choice[calls & asked], calls & asked & correct, calls & asked & ~correct
     recalls = {
         "recall_right": share(table.choice[right] == VERDICTS["Correct"]),
@@ -112,7 +112,7 @@ def _judged(table: Table, calls: np.ndarray) -> dict[str, Any]:
 
 
 def _picked(table: Table, calls: np.ndarray) -> dict[str, Any]:
-    solver, is_right = shown(table)
+    solver, is_right = answers_read(table)
     count, right = solver.sum(axis=1), is_right.sum(axis=1)
     asked = calls & (right > 0) & (right < count)
     accuracy = share(own_work(table)[0][asked] >= RIGHT)

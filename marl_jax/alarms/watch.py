@@ -34,8 +34,8 @@ class Alarm:
     @property
     def text(self) -> str:
         """The evidence, the meaning, and where to look."""
-        text = self.monitor.says.format(who=self.who, **self.evidence)
-        return f"{text}. {self.monitor.means} Look at {self.monitor.look}."
+        text = self.monitor.text.format(who=self.who, **self.evidence)
+        return f"{text}. {self.monitor.means} Look at {self.monitor.where}."
 
     def to_json(self) -> dict[str, Any]:
         """The alarm as it is written to `metrics.jsonl`."""

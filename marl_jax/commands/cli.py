@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from marl_jax import compile_cache, threads
-from marl_jax.commands.console import make_output_safe, to_a_reader
+from marl_jax.commands.console import early_close_allowed, make_output_safe
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
 
@@ -82,11 +82,11 @@ def run(
     """
     make_output_safe()
     try:
-        with to_a_reader() if prints else contextlib.nullcontext():
+        with early_close_allowed() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)
     except KeyboardInterrupt:  # a training run handles it itself, see runs/stopping.py
         print("interrupted", file=sys.stderr, flush=True)
-        if not threads.ended(0):  # a normal exit would wait for programs that are being compiled
+        if not threads.join_all(0):  # a normal exit would wait for programs that are being compiled
             sys.stdout.flush()
             os._exit(INTERRUPTED)
         sys.exit(INTERRUPTED)
@@ -153,7 +153,7 @@ def train(workdir: str, *defaults: str) -> None:
 
 def _parse(argv: list[str], way_out: str) -> list[str]:
     try:
-        with to_a_reader():  # help is long, so its output may be closed early
+        with early_close_allowed():  # help is long, so its output may be closed early
             return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
         sys.exit(_refusal(f"{error}" if "Did you mean" in str(error) else f"{error}: {way_out}"))

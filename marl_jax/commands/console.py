@@ -41,7 +41,7 @@ def main() -> int | None:
     make_output_safe()
     name, *_ = [*sys.argv[1:], "--help"]
     if name in ("--help", "-h", "--helpshort", "help"):
-        with to_a_reader():
+        with early_close_allowed():
             print(_help())
         return None
     if name not in COMMANDS:
@@ -64,7 +64,7 @@ def make_output_safe() -> None:
 
 
 @contextlib.contextmanager
-def to_a_reader() -> Iterator[None]:
+def early_close_allowed() -> Iterator[None]:
     """A context in which the output may be closed early without an error, as in `docs | head`.
 
     If it goes to a file on a full disk, the command ends with a message of one line.
@@ -83,7 +83,7 @@ def to_a_reader() -> Iterator[None]:
             sys.exit(f"the output cannot be written ({error.strerror}): make room on its disk")
 
 
-def say(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Print a line on standard error, which may be closed or broken."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)

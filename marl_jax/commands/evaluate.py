@@ -22,7 +22,7 @@ import jax
 from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
-from marl_jax.commands.console import say
+from marl_jax.commands.console import print_to_stderr
 from marl_jax.config.config_checks import unused_fields
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
@@ -40,15 +40,15 @@ from marl_jax.runs.evaluation import summary
 from marl_jax.runs.loading.parts import Parts, data_digest, load_tasks, shared_problems
 from marl_jax.runs.loading.play import (
     EVALUATION_NOISE,
-    load_named,
+    load_all,
     make_service,
     planned_engine,
     player_of,
     settled_shapes,
 )
 from marl_jax.runs.loading.stored import (
-    Asked,
     Stored,
+    WhichCheckpoint,
     check_unchanged,
     config_of,
     on_these_devices,
@@ -89,7 +89,7 @@ def evaluate(
         if out is None:  # records go to the run's folder, which is locked meanwhile
             target = stack.enter_context(open_folder(path, "give --out=DIR to write elsewhere"))
         else:
-            target = folder.outside(out)
+            target = folder.output_folder(out)
         run_records = list(read_lines(path / "eval.jsonl"))
         run_name = {} if out is None else {"run": os.path.realpath(path)}
         out_records = [] if out is None else list(read_lines(target / "eval.jsonl"))
@@ -103,7 +103,7 @@ def evaluate(
             config = dataclasses.replace(
                 config, data=_data(config.data, evaluation.data, evaluation.data_directory)
             )
-        named = load_named(config, [split])
+        named = load_all(config, [split])
         parts, problems, digests = named.parts, named.splits[split], dict(named.digests)
         train = _train(trained_on, config.data)
         if not accept_changes:
@@ -183,7 +183,7 @@ def evaluate(
 
 def announce(name: str) -> Callable[[Progress], None]:
     """Print which checkpoint is played, and return its progress bar."""
-    say(f"evaluating {name}")
+    print_to_stderr(f"evaluating {name}")
     return progress_bar()
 
 
@@ -211,7 +211,7 @@ def _train(trained_on: DataConfig, played: DataConfig) -> Sequence[Task] | None:
     return None
 
 
-def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
+def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[WhichCheckpoint]:
     """The checkpoints to play in addition to the base; a missing one is refused."""
     recast = mode in ("generator_transfer", "swapped")  # the initial policies, too, play in the other cast
     default = "base" if mode in ("base", "generator_transfer") else "latest"
@@ -227,7 +227,7 @@ def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
     return list(saved) if every else [which]
 
 
-def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> Iterator[Stored]:
+def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[WhichCheckpoint]) -> Iterator[Stored]:
     """Load the checkpoints one by one, on demand; if there are several, damaged ones are left out."""
     for which in wanted:
         try:

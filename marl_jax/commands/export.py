@@ -22,11 +22,11 @@ from marl_jax.models.peft import CONFIG as ADAPTER_FILE
 from marl_jax.models.peft import save_peft
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import save_tokenizer
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.policies import PolicySpec, policy_names
 from marl_jax.rollouts.history import Chat
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import FolderError, path_errors, run_around
+from marl_jax.run_folder.folder import FolderError, enclosing_run, path_errors
 from marl_jax.runs.loading.parts import digests, load_parts
 from marl_jax.runs.loading.stored import (
     check_unchanged,
@@ -120,7 +120,7 @@ def export(
             save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
         else:
             adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-            base, alpha = str(located(spec.base).absolute()), config.policies.lora_alpha
+            base, alpha = str(resolve_path(spec.base).absolute()), config.policies.lora_alpha
             save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
             save_tokenizer(directory, spec.base)
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
@@ -162,9 +162,9 @@ def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, over
         raise FolderError("--out is missing: give the directory to write")
     directory = Path(os.path.expanduser(out)).absolute()
     bases = [config.policies.base, *config.policies.bases.values()]
-    if directory.resolve() in {located(base).resolve() for base in bases}:
+    if directory.resolve() in {resolve_path(base).resolve() for base in bases}:
         raise FolderError(f"'{directory}' is a base of the run: choose another --out")
-    if (run := run_around(directory)) is not None:
+    if (run := enclosing_run(directory)) is not None:
         raise FolderError(f"'{directory}' belongs to the run in '{run}': choose another --out")
     other = ADAPTER_FILE if format == "hf" else MODEL_FILE
     if (directory / other).exists():

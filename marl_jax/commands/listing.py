@@ -15,9 +15,9 @@ from marl_jax.config.run_config import RunConfig, cells_of, load_config
 from marl_jax.errors import UserError
 from marl_jax.packaged import config_names
 from marl_jax.policies import policy_names
-from marl_jax.pretraining.taught import warning_of
+from marl_jax.pretraining.taught import untaught_warning
 from marl_jax.rewards import credit
-from marl_jax.runs.loading.parts import words
+from marl_jax.runs.loading.parts import read_prompts
 from marl_jax.tasks import datasets, micro
 from marl_jax.terminal.tables import filled
 from marl_jax.workflows import BUILT_IN, Workflow
@@ -110,7 +110,7 @@ def _cell(file: str, cell: str) -> str:
     config = load_config(f"{file}:{cell}")
     count = len(policy_names(config.policies.map))
     text = f"{count} polic{'y' if count == 1 else 'ies'} from {config.policies.base}, on {config.data.name}"
-    notes = ["" if of_study(cell) else "not of the study", warning_of(config, words(config))]
+    notes = ["" if of_study(cell) else "not of the study", untaught_warning(config, read_prompts(config))]
     return "; ".join(filter(None, [text, *notes]))
 
 

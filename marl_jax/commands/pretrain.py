@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from marl_jax import fields
-from marl_jax.commands.console import to_a_reader
+from marl_jax.commands.console import early_close_allowed
 from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import save_hf
 from marl_jax.models.hf import write_json
@@ -24,7 +24,7 @@ from marl_jax.pretraining.base_accuracy import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
-from marl_jax.run_folder.folder import outside
+from marl_jax.run_folder.folder import output_folder
 from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
@@ -50,13 +50,13 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
     if not out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
     out = os.path.expanduser(out)
-    outside(out)  # refused before training
+    output_folder(out)  # refused before training
     tokenizer = build_micro_tokenizer()
     began = time.perf_counter()
 
     def progress(step: int, loss: jax.Array) -> None:
         if step % 100 == 0 or step + 1 == recipe.steps:
-            with to_a_reader():
+            with early_close_allowed():
                 print(f"step {step}: loss {float(loss):.3f}, {time.perf_counter() - began:.0f} s")
 
     config, params = train(recipe, tokenizer, progress)
@@ -82,7 +82,7 @@ def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str
     for kind, levels in recipe.levels.items():
         graded = play_held_out(out, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
         mean, error = accuracy(graded, problems)
-        with to_a_reader():
+        with early_close_allowed():
             print(f"{kind}: {mean:.1%} +- {error:.1%} of {problems} held-out problems, single agent")
         about = {"split": "val", "levels": list(levels), **sizes}
         measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}

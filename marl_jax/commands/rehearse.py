@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.planning.walks import left_open
-from marl_jax.pretraining.taught import warning_of
+from marl_jax.planning.walks import unset_settings
+from marl_jax.pretraining.taught import untaught_warning
 from marl_jax.rewards.grading import RIGHT, Grader, grade
 from marl_jax.rollouts import prompts_of, transcript
-from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
+from marl_jax.runs.loading.play import EVALUATION_NOISE, load_all, make_service, planned_engine, player_of
 from marl_jax.runs.loading.stored import on_one_device
 
 WIDTH, LANES = 80, 32
@@ -17,12 +17,12 @@ WIDTH, LANES = 80, 32
 
 def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
     """Play `samples` episodes of the first problems of train, untrained; yields a text per episode, then the total."""
-    if unset := left_open(config):
+    if unset := unset_settings(config):
         raise ConfigError(unset)
     engine = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
     config = on_one_device(dataclasses.replace(config, engine=engine))
-    named = load_named(config, ["train"])
-    if warning := warning_of(config, named.parts.prompts):
+    named = load_all(config, ["train"])
+    if warning := untaught_warning(config, named.parts.prompts):
         yield warning + "\n"
     parts, tasks = named.parts, list(named.splits["train"][:problems])
     shapes = planned_engine(config, parts, training=False)

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from marl_jax.commands.console import say, to_a_reader
+from marl_jax.commands.console import early_close_allowed, print_to_stderr
 from marl_jax.config.run_config import ConfigError
 from marl_jax.errors import RunError, UserError
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.planning import devices
 from marl_jax.planning.plan import Plan, PlanError, find_models, make_plan
 from marl_jax.planning.step_times import guess
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.opening import check_foreseen
+from marl_jax.runs.opening import check_before_run
 from marl_jax.study import seed_tables, wording
 from marl_jax.study.jobs import matrix
 from marl_jax.study.jobs.launchers import LauncherError, launch
@@ -34,7 +34,7 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     path = Path(os.path.expanduser(root)).absolute()
     if path.exists() and not path.is_dir():
         raise FolderError(f"--root={root} is no directory")
-    if around := folder.run_around(path):
+    if around := folder.enclosing_run(path):
         raise FolderError(f"--root={root} lies in the run '{around}': choose another directory")
     return path
 
@@ -52,7 +52,7 @@ def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
             models, _ = find_models(config)
             try:
                 plans[cell] = plan = make_plan(config, models, device)
-                check_foreseen(config, plan)
+                check_before_run(config, plan)
             except (UserError, RunError) as error:
                 refused.setdefault(str(error), []).append(cell)
     if refused:
@@ -70,12 +70,12 @@ def run_matrix(
     """Run the remaining jobs, here or with a launcher, and show their results; returns the exit code."""
     matrix.check(jobs)
     if launcher == "local":
-        failures = matrix.work(jobs, test_samples, say)
+        failures = matrix.work(jobs, test_samples, print_to_stderr)
     else:
-        failures = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
+        failures = launch(launcher, jobs, test_samples, root / "launcher", print_to_stderr, options or {})
     if failures is None:
         return 0  # stopped by the user
-    with to_a_reader():
+    with early_close_allowed():
         show_results(jobs, root)
     for text in failures:
         print(text, file=sys.stderr)
@@ -111,7 +111,7 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
         return  # no run has begun
     page, study = write_overview(study)
     folders = {job.folder for job in jobs}
-    for table in seed_tables.in_terminal(
+    for table in seed_tables.terminal_tables(
         {name: run for name, run in study.runs.items() if run.folder in folders}
     ):
         print(f"{wording.plain(table)}\n")
@@ -144,7 +144,7 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
         *(
             f"There is no model in '{base}' yet."
             for base in sorted(bases)
-            if not (located(base) / "config.json").exists()
+            if not (resolve_path(base) / "config.json").exists()
         ),
         *(f"{job.name}: {text}" for runs in cells.values() for job, state in runs for text in state.problems),
     ]

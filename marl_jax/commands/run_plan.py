@@ -9,7 +9,7 @@ from marl_jax.fields import each_once
 from marl_jax.planning.account import account, line_of
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.lengths import SPREAD, PlanError, read_lengths, recorded_lengths
-from marl_jax.planning.plan import demand_of, find_models, make_plan, told
+from marl_jax.planning.plan import demand_of, find_models, make_plan, with_demand
 from marl_jax.terminal.page import plan_page
 
 
@@ -25,9 +25,9 @@ def run_plan(
     """Yields the output text by text. Lengths of completions are `completion`, or those of the run in `folder`;
     `answers` are JSON: {role: {text: probability}}.
     """
-    from marl_jax.planning.step_memory import in_one_program, seeds_that_fit
+    from marl_jax.planning.step_memory import compiled_plan, seeds_that_fit
     from marl_jax.runs.in_arrays import cpu_devices
-    from marl_jax.runs.opening import check_foreseen
+    from marl_jax.runs.opening import check_before_run
 
     if config.road == "compiled":
         cpu_devices()
@@ -42,12 +42,12 @@ def run_plan(
     if (lengths, tokens_per_second, probabilities) != (SPREAD, 0.0, {}):
         demand = demand_of(config, lengths, tokens_per_second, answers=probabilities)
     plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
-    road = check_foreseen(config, plans[0])
-    plans = [told(plan, config, models, demand) for plan in plans]
+    road = check_before_run(config, plans[0])
+    plans = [with_demand(plan, config, models, demand) for plan in plans]
     hosted, traced = plans, None
     if road is not None:
         step, traced = road.planned()
-        plans = [in_one_program(plan, config, step) for plan in plans]
+        plans = [compiled_plan(plan, config, step) for plan in plans]
     yield plan_page(config, models, source, plans)
     if config.road == "compiled":
         memory = (

@@ -19,7 +19,7 @@ import numpy as np
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue
-from marl_jax.compiled.stage import Line, Stage
+from marl_jax.compiled.stage import Stage, StageCall
 from marl_jax.episodes import Episode
 from marl_jax.learning.estimators.advantages import overlong_penalty
 from marl_jax.learning.estimators.worth import advantages_of, key_of
@@ -122,7 +122,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
     )
 
 
-def _truncated(cast: Cast, line: Line) -> jax.Array:
+def _truncated(cast: Cast, line: StageCall) -> jax.Array:
     """Bool[E]: the call was made and does not end with a stop token."""
     last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)
     return line.made & ~jnp.any(last == cast.stops[line.cue.role], axis=1)

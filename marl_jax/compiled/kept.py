@@ -31,14 +31,14 @@ from marl_jax.own import is_own
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.runs.loading.parts import Parts
-from marl_jax.threads import side_by_side
+from marl_jax.threads import run_parallel
 
 ENVIRONMENT = ("XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_")
 DIGEST = hashlib.sha256().digest_size
 OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # the first bytes of compiled code for a CPU
 
 
-def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **more: Any) -> Path | None:
+def file_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **more: Any) -> Path | None:
     """The file of a step's program on these devices; None if the program must not be stored.
 
     `more` describes its arguments: weights and problems only by their shapes, and nothing that depends on the seed.
@@ -68,7 +68,7 @@ def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **m
     return Path(folder) / f"step-{user_cache.digest(program)}-cache"
 
 
-def shown(given: Any) -> Any:
+def describe(given: Any) -> Any:
     """A description of a step's arguments: their shapes and placement."""
     leaves, tree = jax.tree.flatten(given)
     where = [(str(getattr(x, "sharding", "")), str(getattr(x, "committed", ""))) for x in leaves]
@@ -96,12 +96,12 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
     with contextlib.suppress(Exception):  # a read-only cache is used, too
         _write(place)
     with contextlib.suppress(Exception):  # XLA may refuse to load them
-        return side_by_side("load", restore, *zip(*programs))
+        return run_parallel("load", restore, *zip(*programs))
     return None
 
 
 @contextlib.contextmanager
-def found_by_jax(place: Path | None) -> Iterator[list[str]]:
+def jax_cache_hits(place: Path | None) -> Iterator[list[str]]:
     """Collect the hits in JAX's own cache within this context.
 
     If the file at `place` is damaged, that cache is off: a program loaded from it cannot be stored, see `keep`.

@@ -114,7 +114,7 @@ class _Update:
     ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
         """New weights and state; if no row trains, the old ones with one more empty step counted."""
         config, columns = self.config, self.columns
-        parts = update_programs.nothing(tree, len(self.units))
+        parts = update_programs.zero_carry(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
         for number, unit in enumerate(self.units):
             for places in self._places_of(unit):
@@ -249,7 +249,7 @@ class _Update:
             carry, _, values = jax.lax.while_loop(unfinished, step, (carry, jnp.int32(0), values))
         new = {
             name: None if old is None else old.at[rows.row, :most].set(value, **UNIQUE)
-            for (name, old), value in zip(evidence(columns).items(), values)
+            for (name, old), value in zip(learner_columns(columns).items(), values)
         }
         return carry, columns.replace(**new)
 
@@ -264,7 +264,7 @@ class _Update:
         return jnp.stack([*calls.values()]).reshape(len(self.roles), -1)
 
 
-def evidence(columns: Columns) -> dict[str, Any]:
+def learner_columns(columns: Columns) -> dict[str, Any]:
     """The columns that the learner computes."""
     return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}
 

@@ -47,7 +47,7 @@ def program(text: Text, tests: arrays.Tests) -> Read:
     return _judged(text, solved, verdict)
 
 
-def _judged(text: Text, solved: arrays.Solved, verdict: arrays.Verdict) -> Read:
+def _judged(text: Text, solved: arrays.ReadAnswer, verdict: arrays.Verdict) -> Read:
     right = solved.readable & verdict.right
     return _blank(text)._replace(readable=solved.readable, right=right, beyond=verdict.beyond, key=solved.key)
 
@@ -82,7 +82,7 @@ FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
     parse.pick: pick,
     parse.verdict: verdict,
     parse.plan_of: plan,
-    parse.whole: whole,
+    parse.stripped: whole,
 }
 ANSWERS: dict[Family, Reader] = {"math": answer, "code": program}
 

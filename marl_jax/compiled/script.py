@@ -16,7 +16,7 @@ from typing import Any
 
 from marl_jax.compiled.alphabet import Alphabet
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.own import home_of, told
+from marl_jax.own import error_line, file_of
 from marl_jax.rollouts import Chat
 from marl_jax.task import Family
 from marl_jax.workflows.api import Call, Completion, Workflow
@@ -149,8 +149,8 @@ def _played(
             raise
         except Exception as error:
             raise NoArrayForm(
-                f"workflow '{workflow.name}', which raises {told(error, home_of(workflow.fn))} where nothing can be "
-                "read, has no form in arrays"
+                f"workflow '{workflow.name}', which raises {error_line(error, file_of(workflow.fn))} where nothing "
+                "can be read, has no form in arrays"
             ) from None
         several = isinstance(yielded, list | tuple)
         items = list(yielded) if several else [yielded]

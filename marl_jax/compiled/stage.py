@@ -27,7 +27,7 @@ from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
 from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import home_of, told
+from marl_jax.own import error_line, file_of
 from marl_jax.policies import policy_of
 from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
@@ -42,7 +42,7 @@ _calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # ca
 
 
 @dataclasses.dataclass
-class Line:
+class StageCall:
     """One call of the script in all episodes, and later one row of the table per episode."""
 
     cue: Cue  # that of the first path with this call
@@ -63,7 +63,7 @@ class Line:
 class Said:
     """The completions of n parallel calls in E episodes. An answer is its call's place in `Stage.lines`, Int[E]."""
 
-    def __init__(self, stage: "Stage", first: int, lines: Sequence[Line]):
+    def __init__(self, stage: "Stage", first: int, lines: Sequence[StageCall]):
         self._stage, self._first, self._lines = stage, first, lines
         self.made: jax.Array = jnp.stack([line.made for line in lines], axis=1)  # Bool[E, n]
 
@@ -123,7 +123,7 @@ class Stage:
         episodes: int | None = None,
     ):
         self.cast, self.family = cast, cast.config.data.family
-        self.lines: list[Line] = []
+        self.lines: list[StageCall] = []
         self._weights, self._tasks, self._noise, self._seeds_axis = weights, tasks, noise, seeds_axis
         self.episodes = episodes or len(tasks.id) * cast.samples
         self.live = jnp.ones(self.episodes, bool)
@@ -160,7 +160,7 @@ class Stage:
         """Whether the script has calls that were not made yet."""
         return any(self._batch < len(script) for script in self._scripts)
 
-    def read(self, lines: Sequence[Line]) -> list[Read]:
+    def read(self, lines: Sequence[StageCall]) -> list[Read]:
         """The `Read` of each line; all other lines that have the same reader and no `Read` yet are read with them.
 
         So answers, which few workflows look at while they are played, are read and graded once, at the end:
@@ -203,7 +203,7 @@ class Stage:
             cue, pieces=pieces, reads=reads, after=None if after is None else place[after]
         )
 
-    def _line(self, seat: Sequence[Cue | None]) -> Line:
+    def _line(self, seat: Sequence[Cue | None]) -> StageCall:
         cue, *others = (cue for cue in seat if cue is not None)
         kind = lambda cue: (cue.role, cue.slot, cue.turn, same_reader(cue.read))
         if any(kind(other) != kind(cue) for other in others):
@@ -216,12 +216,12 @@ class Stage:
         reads = self._by_path([[*places, *[-1] * (most - len(places))] for places in reads_by_path])
         policy = policy_of(self.cast.config.policies.map, cue.role, cue.slot)
         bound = max(self._bound(c) for c in seat if c)
-        return Line(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
+        return StageCall(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
 
     def _by_path(self, values: Sequence[Any]) -> jax.Array:
         return jnp.asarray(values)[self._path]
 
-    def _sample(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+    def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
         cast, role, count = self.cast, lines[0].cue.role, len(lines)
         settings = cast.settings[role]
         prompts, length, cut = self._prompts(seats)
@@ -328,7 +328,7 @@ class Stage:
             cut = jnp.where(on_path, cut_off, cut)
         return tokens, length, cut
 
-    def _continued(self, line: Line, added: Prompts) -> Prompts:
+    def _continued(self, line: StageCall, added: Prompts) -> Prompts:
         """A continued history: its prompt, completion, the end of that turn if it was cut off, and the added text."""
         end = self.cast.chat.end_of_turn
         last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)[:, 0]
@@ -370,7 +370,7 @@ class Stage:
 
     # -- reading
 
-    def _read(self, lines: list[Line]) -> None:
+    def _read(self, lines: list[StageCall]) -> None:
         cue, count = lines[0].cue, len(lines)
         side_by_side = lambda xs: jnp.stack(xs, axis=1).reshape(self.episodes * count, *xs[0].shape[1:])
         codes, sizes = map(side_by_side, zip(*_equally_wide([line.codes for line in lines])))
@@ -427,7 +427,7 @@ def count_calls(cast: Cast, question: int = 0) -> int:
             raise
         except Exception as error:
             raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' raised {told(error, home_of(form))}"
+                f"the form of workflow '{workflow.name}' raised {error_line(error, file_of(form))}"
             ) from error
         _checked(
             answer, jnp.integer, (1,), f"the form of workflow '{workflow.name}' gives the place of an answer"
@@ -456,10 +456,10 @@ class _Rehearsal(Stage):
 
         super().__init__(cast, {}, Nothing, lambda calls: calls, episodes=1)
 
-    def _sample(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+    def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
         pass
 
-    def _read(self, lines: list[Line]) -> None:
+    def _read(self, lines: list[StageCall]) -> None:
         form_of(lines[0].cue.read, lines[0].cue.role, self.family)
         zero = jnp.zeros(1, jnp.int32)
         for line in lines:

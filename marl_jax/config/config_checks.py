@@ -17,7 +17,7 @@ from marl_jax.config.workflow_checks import Problems, bad_sampling, error_of, of
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own, load_own, own_function
-from marl_jax.planning.walks import alone, compared_by
+from marl_jax.planning.walks import compared_by, has_single_groups
 from marl_jax.policies import decode_groups, policy_names, roles_of, trained_policies
 from marl_jax.rewards.credit import make_credit
 from marl_jax.rewards.own_metric import load_metric
@@ -176,7 +176,7 @@ def _interventions(config: RunFields) -> Problems:
     frozen = {*chosen.freeze, *config.policies.frozen_roles}
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
-    if chosen.mixing.roles and not (chosen.mixing.weighs or chosen.mixing.damping):
+    if chosen.mixing.roles and not (chosen.mixing.changes_weights or chosen.mixing.damping):
         yield "learner.interventions.mixing.roles is set, and none of mixing's switches is on: set one, or leave it out"
     if idle := sorted({*chosen.alternate} & {*config.policies.frozen_roles}):
         yield (
@@ -328,7 +328,7 @@ def _singletons(config: RunFields) -> Problems:
     if find(config.workflow.name).may_fork:  # its branches may be compared
         return
     alternative = ", or advantages.singleton=reward" if by_group else ""
-    if playable(config) and alone(config):
+    if playable(config) and has_single_groups(config):
         yield (
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
             f"{alternative}"

@@ -63,7 +63,7 @@ class Phase:
         trains = not self.roles or is_frozen(role, slot, self.roles)
         return trains and (not self.policies or policy in self.policies)
 
-    def moves(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> tuple[str, ...]:
+    def trained_policies(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> tuple[str, ...]:
         """The policies that it trains."""
         free = set(trained_policies(policy_map, frozen_roles))
         return tuple(dict.fromkeys(p for _, _, p in self._training(policy_map, frozen_roles) if p in free))
@@ -82,7 +82,7 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class PhasePosition:
     """The position of a step in the phases."""
 
     number: int  # number of phases before it, counted over all rounds through the list
@@ -90,13 +90,13 @@ class Place:
     first: int  # the step count at which it began: its steps are first + 1 to first + phase.steps
 
 
-def place(phases: Sequence[Phase], step: int) -> Place:
+def phase_at(phases: Sequence[Phase], step: int) -> PhasePosition:
     """The phase of the next step, after `step` steps."""
     length = sum(phase.steps for phase in phases)
     rounds, step_in_round = divmod(step, length)
     ends = list(itertools.accumulate(phase.steps for phase in phases))
     index = bisect.bisect_right(ends, step_in_round)
-    return Place(
+    return PhasePosition(
         rounds * len(phases) + index, phases[index], rounds * length + ends[index] - phases[index].steps
     )
 
@@ -156,7 +156,7 @@ def problems(config: "RunFields") -> Iterator[str]:
         except ValueError as error:
             yield f"{where}: {error}"
         kind = phase.objective or chosen.loss.kind
-        sampled = chosen.loss.heeds_sampler or chosen.old_logprobs == "sampler"
+        sampled = chosen.loss.corrects_sampler or chosen.old_logprobs == "sampler"
         if phase.flatten and sampled and kind not in OBJECTIVES:
             yield (
                 f"{where}.flatten makes texts that nobody sampled, and {kind} needs their log-probs under the sampler: "
@@ -176,7 +176,7 @@ def problems(config: "RunFields") -> Iterator[str]:
             )
         if not unknown and {*phase.policies} <= {*known}:
             training = {role for role, _, _ in phase._training(policy_map, frozen_roles)}
-            if not phase.moves(policy_map, frozen_roles) or training <= {*interventions.freeze}:
+            if not phase.trained_policies(policy_map, frozen_roles) or training <= {*interventions.freeze}:
                 yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
         if interventions.alternate and (phase.roles or phase.policies):
             yield (

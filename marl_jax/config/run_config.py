@@ -33,7 +33,7 @@ from marl_jax.config.run_fields import (
     WorkflowConfig,
 )
 from marl_jax.errors import UserError
-from marl_jax.own import home_of, told
+from marl_jax.own import error_line, file_of
 from marl_jax.packaged import config_file, config_names
 
 # The groups of fields are exported again, for config files.
@@ -53,7 +53,6 @@ __all__ = [
     "WorkflowConfig",
     "cells_of",
     "config_module",
-    "current",
     "from_argv",
     "load_base",
     "load_config",
@@ -100,7 +99,7 @@ class RunConfig(RunFields):
         return fields.from_json(cls, {name: entry for name, entry in value.items() if name != "schema"})
 
 
-def current(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def upgraded(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The JSON of a configuration, brought from an earlier version of the same schema to this one."""
     if value.get("schema") != SCHEMA:
         return value
@@ -171,7 +170,7 @@ def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, st
         raise ConfigError([*reasons, *fields.read_texts(cls, texts)[1]]) from None
     except Exception as error:
         raise ConfigError(
-            [f"--config={spec}: {entry}({name!r}) raised {told(error, home_of(make))}"]
+            [f"--config={spec}: {entry}({name!r}) raised {error_line(error, file_of(make))}"]
         ) from None
     if not isinstance(base, cls):
         raise ConfigError(
@@ -223,7 +222,7 @@ def _load_module(spec: str) -> tuple[ModuleType, str, str]:
     except ImportError as error:
         raise ConfigError([f"--config={spec}: '{file}' {error}"]) from None
     except Exception as error:
-        raise ConfigError([f"--config={spec}: '{file}' raised {told(error, str(path))}"]) from None
+        raise ConfigError([f"--config={spec}: '{file}' raised {error_line(error, str(path))}"]) from None
 
 
 def config_module(path: Path) -> ModuleType:

@@ -9,7 +9,7 @@ from marl_jax.config.run_fields import RunFields
 from marl_jax.own import is_own
 from marl_jax.planning.walks import least_calls
 from marl_jax.policies import SamplingSettings, role_settings, validate_map
-from marl_jax.rewards.credit import NEED_KINDS
+from marl_jax.rewards.credit import USE_OWN_WORK
 from marl_jax.workflows import find
 
 Problems = Iterator[str]
@@ -41,7 +41,7 @@ def _workflow(config: RunFields) -> Problems:
     workflow = find(name)
     if family not in workflow.families:
         yield f"workflow '{name}' is for {', '.join(workflow.families)}, not for {family}"
-    if config.rewards.name in NEED_KINDS and not workflow.kinds:
+    if config.rewards.name in USE_OWN_WORK and not workflow.kinds:
         roles = ", ".join(f'"{role}": solver' for role in workflow.roles)
         yield (
             f"rewards.name '{config.rewards.name}' rewards each role's own work, which '{name}' does not declare: "

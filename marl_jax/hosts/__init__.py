@@ -6,18 +6,18 @@
 With one process everything here does nothing, and costs nothing.
 """
 
-from marl_jax.hosts.joining import HostsError, joined, on_stop, tell_stop
+from marl_jax.hosts.joining import HostsError, joined, on_stop, request_stop
 from marl_jax.hosts.talk import (
     after_first,
     any_of,
     count,
+    from_all,
     from_first,
     index,
     is_first,
+    local_errors,
     share,
-    telling,
-    together,
-    untold,
+    sharing_errors,
 )
 
 __all__ = [
@@ -25,14 +25,14 @@ __all__ = [
     "after_first",
     "any_of",
     "count",
+    "from_all",
     "from_first",
     "index",
     "is_first",
     "joined",
+    "local_errors",
     "on_stop",
+    "request_stop",
     "share",
-    "tell_stop",
-    "telling",
-    "together",
-    "untold",
+    "sharing_errors",
 ]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from marl_jax.hosts.talk import together
+from marl_jax.hosts.talk import from_all
 from marl_jax.table import Table, dense
 
 
 def gathered(make: Callable[[], Table]) -> Table:
     """The table of all processes; each makes the episodes of its share of the tasks."""
-    return whole(together(make))
+    return merged(from_all(make))
 
 
-def whole(tables: Sequence[Table]) -> Table:
+def merged(tables: Sequence[Table]) -> Table:
     """One table of all: tasks in the order before `share` dealt them out, names in order of appearance."""
     if len(tables) == 1:
         return tables[0]

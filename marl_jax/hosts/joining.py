@@ -97,7 +97,7 @@ def on_stop(heard: Callable[[], None]) -> None:
         _companion.on_stop = heard
 
 
-def tell_stop() -> None:
+def request_stop() -> None:
     """Tell all processes that this one was asked to stop; for a handler of signals."""
     if _companion is not None:
         _companion.say("stop")

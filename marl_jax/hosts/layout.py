@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.hosts.talk import together
+from marl_jax.hosts.talk import from_all
 
 Tree = Any
 
@@ -37,7 +37,7 @@ def shardings_of(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else None, tree)
 
 
-def lifted(tree: Tree, mesh: Mesh) -> Tree:
+def to_global(tree: Tree, mesh: Mesh) -> Tree:
     """Equal arrays of every process as arrays over the mesh of all, replicated over "data"; other leaves are kept."""
 
     def lift(leaf: Any) -> Any:
@@ -52,7 +52,7 @@ def lifted(tree: Tree, mesh: Mesh) -> Tree:
     return jax.tree.map(lift, tree)
 
 
-def lowered(tree: Tree, shardings: Tree) -> Tree:
+def to_local(tree: Tree, shardings: Tree) -> Tree:
     """The copy of this process, with the `shardings_of` the tree before it was lifted."""
 
     def lower(leaf: Any, sharding: Any) -> Any:
@@ -72,7 +72,7 @@ def lowered(tree: Tree, shardings: Tree) -> Tree:
     return jax.tree.map(lower, tree, shardings)
 
 
-def cut(arrays: Tree, mesh: Mesh) -> Tree:
+def sharded(arrays: Tree, mesh: Mesh) -> Tree:
     """Arrays of the host, equal on every process, sharded over "data": a device gets its rows from its own process."""
     over = NamedSharding(mesh, PartitionSpec("data"))
     return jax.tree.map(
@@ -90,7 +90,7 @@ def on_host(tree: Tree) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     jax.block_until_ready(leaves)
     complete = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
-    for sent in together(lambda: [pieces(leaf) for leaf in leaves]):
+    for sent in from_all(lambda: [pieces(leaf) for leaf in leaves]):
         for array, parts in zip(complete, sent):
             for index, piece in parts:
                 array[index] = piece

@@ -1,6 +1,6 @@
 """Exchange between the processes of a run: values of all or of process 0, and errors; a single process exchanges none.
 
-    together(make)      results of `make` on each, in order        from_first(make)    its result on process 0
+    from_all(make)      results of `make` on each, in order        from_first(make)    its result on process 0
     after_first(make)   its result here, after process 0's         any_of(flag)        whether any process sets it
 
 All processes make the same calls in the same order. An error raised inside of such a call on one process is raised
@@ -41,7 +41,7 @@ def share(items: Sequence[T]) -> list[T]:
     return list(items[index() :: count()])
 
 
-def together(make: Callable[[], T]) -> list[T]:
+def from_all(make: Callable[[], T]) -> list[T]:
     """The results of `make` on all processes."""
     if count() == 1:
         return [make()]
@@ -56,7 +56,7 @@ def together(make: Callable[[], T]) -> list[T]:
 
 def from_first(make: Callable[[], T]) -> T:
     """The result of `make` on process 0, the only one that calls it."""
-    return together(lambda: make() if is_first() else None)[0]  # type: ignore[return-value]
+    return from_all(lambda: make() if is_first() else None)[0]  # type: ignore[return-value]
 
 
 def after_first(make: Callable[[], T]) -> T:
@@ -68,11 +68,11 @@ def after_first(make: Callable[[], T]) -> T:
 
 def any_of(flag: bool) -> bool:
     """Whether the flag is set on any process."""
-    return any(together(lambda: flag))
+    return any(from_all(lambda: flag))
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
+def sharing_errors() -> Iterator[None]:
     """A context whose error on one process is also raised by the next exchange of the others."""
     try:
         yield
@@ -83,7 +83,7 @@ def telling() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def untold() -> Iterator[None]:
+def local_errors() -> Iterator[None]:
     """A context for programs of all devices: errors are not sent, as the others wait inside. They end with this one."""
     try:
         yield

@@ -24,7 +24,7 @@ class StepSettings:
 
     optimiser: OptimiserConfig  # the optimiser, without its schedule
     mixing: Mixing  # how the roles' parts are weighted
-    apart: bool = True  # the gradient has one part for each role; False: one part for all rows
+    split_by_role: bool = True  # the gradient has one part for each role; False: one part for all rows
     layer_norms: bool = False  # also split every part's norm by layer
 
 
@@ -74,7 +74,7 @@ class LearnerConfig:
             )
 
     @property
-    def apart(self) -> bool:
+    def split_by_role(self) -> bool:
         """Whether gradients are split by role or slot."""
         return self.gradients != "off" or self.interventions.needs_roles
 
@@ -82,7 +82,7 @@ class LearnerConfig:
     def step_settings(self) -> StepSettings:
         """The static settings of an optimiser step; they exclude the schedule, as the learning rate is an argument."""
         optimiser = dataclasses.replace(self.optimiser, schedule=ScheduleConfig())
-        return StepSettings(optimiser, self.interventions.mixing, self.apart, self.layer_norms)
+        return StepSettings(optimiser, self.interventions.mixing, self.split_by_role, self.layer_norms)
 
     def schedule_of(self, policy: str) -> ScheduleConfig:
         """The schedule, with the policy's own learning rate if one is set."""
@@ -94,7 +94,7 @@ class LearnerConfig:
         """The part of the gradient that a row adds to: its role, its (role, slot), or None if there is one part."""
         if self.gradients == "slots":
             return role, slot
-        return role if self.apart else None
+        return role if self.split_by_role else None
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":

@@ -20,7 +20,7 @@ import numpy as np
 from marl_jax import fields
 from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import precision
-from marl_jax.own import OwnError, called, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, is_own, own_function
 
 Kind = str  # one of KINDS or OBJECTIVES, or a user's own token loss as "module:function"
 Aggregation = Literal[
@@ -116,7 +116,7 @@ class LossConfig:
         check_loss(**vars(self))
 
     @property
-    def heeds_sampler(self) -> bool:
+    def corrects_sampler(self) -> bool:
         """Whether the loss corrects for differences between sampler and trainer."""
         return self.is_cap is not None or self.mask_ratio is not None
 
@@ -366,7 +366,7 @@ def _token_loss(
 
 def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
     """The loss of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
-    loss = called(own_function(kind, "loss"), f"loss '{kind}'", logp, ratio, advantages)
+    loss = call_user_function(own_function(kind, "loss"), f"loss '{kind}'", logp, ratio, advantages)
     is_float = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
     if getattr(loss, "shape", None) != logp.shape or not is_float:
         raise OwnError(

@@ -114,13 +114,13 @@ def most_blocks(need: int, config: BatchConfig) -> int:
     return max(common, min(common * ODD[-1] // 8, config.token_budget // BLOCK))
 
 
-def looks(seen: int) -> int:
+def table_width(seen: int) -> int:
     """The width of the table of blocks that see `seen` blocks: few widths, so that few programs are compiled."""
     step = 1 if seen <= ALIKE else power_of_two(seen) // 4
     return -(-seen // step) * step
 
 
-def pieces(blocks: int, seen: int) -> list[tuple[int, int]]:
+def table_cuts(blocks: int, seen: int) -> list[tuple[int, int]]:
     """(start, stop) of the pieces of a table: four if blocks may see many blocks, because the numbers then differ."""
     cuts = [blocks * k // 4 for k in range(5)] if seen > ALIKE else [0, blocks]
     return [*itertools.pairwise(cuts)]
@@ -235,10 +235,11 @@ def _batches(
 ) -> list[Batch]:
     """`shape`: number of micro-batches, packs of each, blocks of a pack, and the most blocks that one block sees."""
     count, width, blocks, most = shape
-    tables, cuts, table_widths = [_table(pack, blocks) for pack in packs], pieces(blocks, most), [looks(most)]
+    tables = [_table(pack, blocks) for pack in packs]
+    cuts, table_widths = table_cuts(blocks, most), [table_width(most)]
     if len(cuts) > 1:
         tables = [sorted(table, key=len) for table in tables]
-        quarter = looks(most) // 4  # few widths again
+        quarter = table_width(most) // 4  # few widths again
         longest = (max(len(blocks_seen) for table in tables for blocks_seen in table[a:b]) for a, b in cuts)
         table_widths = [-(-length // quarter) * quarter for length in longest]
     sampled = max(sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs)

@@ -4,8 +4,8 @@
     parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> new weights
 
 Each policy is a tree of its own with its own optimiser state; a row trains only the policy that it names.
-If gradients are not split by role (`LearnerConfig.apart`), micro-batches mix the rows of all roles, and there is one
-part. Everything on the device is jitted once per shape, with donated buffers; reports are read back once per policy.
+Without `LearnerConfig.split_by_role`, micro-batches mix the rows of all roles, and there is one part. Everything on the
+device is jitted once per shape, with donated buffers; reports are read back once per policy.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ from marl_jax.learning.packs import make_packs
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, calls_by_slot, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
-from marl_jax.policies import by_name, roles_of
+from marl_jax.policies import per_name, roles_of
 from marl_jax.stopwatch import Stopwatch
 from marl_jax.table import Table
 
@@ -106,7 +106,7 @@ class Learner:
         self._data_mesh = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
             policy: update_programs.Settings.of(net, config, self._data_mesh)
-            for policy, net in by_name(network, dict.fromkeys(self.roles.values())).items()
+            for policy, net in per_name(network, dict.fromkeys(self.roles.values())).items()
         }
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
@@ -155,12 +155,12 @@ class Learner:
         check_rows(rows.take(trains), self.config.batch)  # the other rows are only in the report
         trees, shardings = (policies, states, bases, references), layout.shardings_of((policies, states))
         if self.mesh is not None and layout.spans(self.mesh):
-            trees = layout.lifted(trees, self.mesh)
+            trees = layout.to_global(trees, self.mesh)
         policies, states = dict(trees[0]), dict(trees[1])
         bases, references = trees[2:]
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
-        evidence = Evidence.of_nothing(len(rows))
+        evidence = Evidence.empty(len(rows))
         described: dict[str, dict[str, Any]] = {}
         anchors = {  # looked up first: a missing reference must raise before any policy is donated
             policy: self._reference(policy, references)
@@ -195,7 +195,7 @@ class Learner:
             )
             reports[policy] |= aim.counts if aim else {}
             check = None  # the first policy has changed
-        new_trees, new_states = layout.lowered((policies, states), shardings)
+        new_trees, new_states = layout.to_local((policies, states), shardings)
         return self.conclude(new_trees, new_states, rows, evidence, skipped, reports, described, warnings)
 
     def conclude(
@@ -393,17 +393,17 @@ class Learner:
         indices, sampled = work.row_indices, work.aim is None
         for update, (members, batches, (outputs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
             logp, entropy = (by_row(len(members), batches, [out[k] for out in outputs]) for k in (1, 2))
-            evidence.note("logp", indices[members], logp)
-            evidence.note("entropy", indices[members], entropy)
+            evidence.write("logp", indices[members], logp)
+            evidence.write("entropy", indices[members], entropy)
             # If the old log-probs are the sampler's, those of the trainer are known for the first update only.
             if self.config.old_logprobs == "sampler" and update == 0 and sampled:
-                evidence.note("trainer_logp", indices[members], logp)
+                evidence.write("trainer_logp", indices[members], logp)
         old = [evidence.logp[i] for i in indices] if work.old is None else work.old
-        evidence.note("old_logp", indices, old)
+        evidence.write("old_logp", indices, old)
         if self.config.old_logprobs != "sampler" and sampled:
-            evidence.note("trainer_logp", indices, old)
+            evidence.write("trainer_logp", indices, old)
         if work.ref is not None:
-            evidence.note("ref_logp", indices, work.ref)
+            evidence.write("ref_logp", indices, work.ref)
 
     def _gradient(
         self, work: Work, tree: Tree, batches: Sequence[Batch], check: Callable[[], None] | None
@@ -448,17 +448,17 @@ class Learner:
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         if self.mesh is None:
-            return update_programs.nothing(tree, units)
+            return update_programs.zero_carry(tree, units)
         leading = (None,) if self._data_mesh is None else ("data", None)
         specs = (getattr(leaf.sharding, "spec", ()) for leaf in jax.tree.leaves(tree))
         shardings = tuple(NamedSharding(self.mesh, PartitionSpec(*leading, *spec)) for spec in specs)
-        return update_programs.nothing(tree, units, shardings, self._data_mesh)
+        return update_programs.zero_carry(tree, units, shardings, self._data_mesh)
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
             return arrays
         if layout.spans(self.mesh):
-            return layout.cut(arrays, self.mesh)
+            return layout.sharded(arrays, self.mesh)
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
 
     def _on_host(self, outputs: Any) -> Any:

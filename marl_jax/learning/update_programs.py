@@ -49,7 +49,7 @@ class Settings:
     def of(cls, network: Network, config: LearnerConfig, mesh: Mesh | None = None) -> "Settings":
         """The settings of a learner. Objectives get no sampler weights: their texts may not have been sampled."""
         loss = config.loss
-        weights = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
+        weights = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.corrects_sampler
         own = as_static(loss.kind, "loss")
         return cls(network, surrogate(loss), config.logprob_chunk, weights, mesh, own=own)
 
@@ -83,7 +83,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def nothing(
+def zero_carry(
     tree: Tree, units: int, laid: tuple[NamedSharding, ...] | None = None, mesh: Mesh | None = None
 ) -> tuple[Tree, jax.Array]:
     """The carry of zeros that `accumulate` starts from, one per device along "data"; `laid`: shardings of the parts."""
@@ -209,7 +209,7 @@ def apply(
     settings: StepSettings,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
     """New weights, optimiser state and damping average, unchanged if the gradient is not finite; outputs to report."""
-    config, mixing, by_role = settings.optimiser, settings.mixing, settings.apart
+    config, mixing, by_role = settings.optimiser, settings.mixing, settings.split_by_role
     parts, denominator = carry
     if denominator.ndim:
         parts, denominator = jax.tree.map(lambda x: x.sum(0), carry)

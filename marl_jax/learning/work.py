@@ -63,7 +63,7 @@ def units_of(
     if config.gradients == "slots":
         slots = sorted({*calls}, key=lambda unit: (roles.index(unit[0]), unit[1]))
         return slots, [role for role, _ in slots]
-    return (roles, roles) if config.apart else ([None], [])
+    return (roles, roles) if config.split_by_role else ([None], [])
 
 
 def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:

@@ -24,7 +24,7 @@ from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
 from marl_jax.models.weight_table import Tree, Weight, abstract, table
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -47,7 +47,7 @@ def load_hf(
     `dtype` ("float32" or "bfloat16") overrides the one in `config.json`. `shardings` lays the parameters over
     devices: a tree like `weight_table.shardings(config, mesh)`, or a function that makes one from the config.
     """
-    directory = located(directory)
+    directory = resolve_path(directory)
     config = load_config(directory, dtype=dtype)
     tensors = _find_tensors(directory)
     _check(directory, config, tensors)
@@ -61,7 +61,7 @@ def load_hf(
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
-    path, generation_path = located(directory) / CONFIG, located(directory) / GENERATION
+    path, generation_path = resolve_path(directory) / CONFIG, resolve_path(directory) / GENERATION
     hint = "a checkpoint becomes a model by `export`" if (path.parent / "seal.json").exists() else ""
     published = read_json(path, hint or "is this the directory of a Qwen3 model?")
     try:
@@ -119,7 +119,7 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     published = config.to_hf()
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in TOKENS if published[name] is not None}
-    base = located(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
+    base = resolve_path(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
     # The sampling defaults of the base, without its lengths: a server would cut all answers at these.
     defaults = read_json(base) if base is not None and base.is_file() else {}
     defaults = {name: value for name, value in defaults.items() if name not in LENGTHS}

@@ -52,7 +52,7 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     save_file(dict(arrays), path, metadata={"format": "pt"})
     # `save_file` lets only the owner read the file.
-    user_cache.as_usual(path, 0o666)
+    user_cache.apply_umask(path, 0o666)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.models.model_config import ModelConfig
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
@@ -62,7 +62,7 @@ CHAT_TEMPLATE = (
 
 def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None = None) -> Any:
     """The tokenizer of a local directory; with `config`, a tokenizer with ids that the model lacks is refused."""
-    directory = located(directory)
+    directory = resolve_path(directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise FileNotFoundError(f"{directory} has no tokenizer.json; is this the directory of a model?")
     try:
@@ -102,7 +102,7 @@ def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
 
 def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
     """The files that decide how text becomes tokens, including the chat template."""
-    return sorted(path for path in located(directory).iterdir() if path.name in FILES and path.is_file())
+    return sorted(path for path in resolve_path(directory).iterdir() if path.name in FILES and path.is_file())
 
 
 def check_vocabulary(tokenizer: Any, config: ModelConfig) -> None:

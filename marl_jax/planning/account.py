@@ -64,7 +64,7 @@ def lowered(
     frozen, scale = (params, 1.0) if rank else (None, None)
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
     units = most_units(config, demand)
-    carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units), tree)
+    carry = jax.eval_shape(lambda tree: update_programs.zero_carry(tree, units), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
     settings = update_programs.Settings.of(network, learner)
     rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]

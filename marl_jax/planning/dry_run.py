@@ -71,7 +71,7 @@ class Assumptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class PlannedCall:
     """A call as the engine received it."""
 
     role: str
@@ -90,10 +90,10 @@ class Asked:
 class Demand:
     """The calls that the episodes of a few problems make."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[PlannedCall, ...]
     problems: int
     assumptions: Assumptions
-    longest: tuple[Asked, ...] = ()  # calls of one episode whose completions are as long as allowed
+    longest: tuple[PlannedCall, ...] = ()  # calls of one episode whose completions are as long as allowed
     # The error that ended an episode of made-up tasks, tools and answers; the calls before it count.
     failed: str = ""
 
@@ -102,7 +102,7 @@ class Demand:
         """The most calls of an episode."""
         return max(collections.Counter(call.episode for call in self.asked).values(), default=0)
 
-    def of(self, policies: Sequence[str]) -> list[Asked]:
+    def of(self, policies: Sequence[str]) -> list[PlannedCall]:
         """The calls that these policies answer."""
         return [call for call in self.asked if call.policy in policies]
 
@@ -147,7 +147,7 @@ def _play(
     assumptions: Assumptions,
     tasks: Sequence[Task],
     samples: int,
-) -> tuple[tuple[Asked, ...], str]:
+) -> tuple[tuple[PlannedCall, ...], str]:
     speller, longest = Speller(assumptions), config.engine.max_prompt
     asked, failed = play(
         dataclasses.replace(workflow, name=config.workflow.name),
@@ -174,7 +174,7 @@ def play(
     tokenizer: Any | Mapping[str, Any],
     say: Say,
     **options: Any,  # of `rollout`
-) -> tuple[list[Asked], str]:
+) -> tuple[list[PlannedCall], str]:
     """(every call that the episodes make, the first error that ended one or "").
 
     `say` returns the completion of a call and its request.
@@ -201,7 +201,7 @@ class SilentEngine:
     """An engine without a model: a step answers all waiting requests. The workflow sets the next `calls`."""
 
     def __init__(self, say: Say):
-        self.asked: list[Asked] = []
+        self.asked: list[PlannedCall] = []
         self.trouble = ""  # a message about the first thing that the configuration lacks
         self.calls: Iterator[Call] = iter(())
         self._say = say
@@ -227,7 +227,7 @@ class SilentEngine:
         self._fed.add((request.policy, tokens))
         if request.keep:
             kept.append((*tokens, *completion[:-1]))
-        asked = Asked(
+        asked = PlannedCall(
             role=call.role,
             slot=call.slot,
             policy=str(request.policy),

@@ -198,7 +198,7 @@ def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
     """How many gradient trees a policy's update keeps apart."""
     if config.learner.gradients == "slots":
         return max(1, len({(call.role, call.slot) for call in demand.of([policy])}))
-    return len(roles_of(config.policies.map, policy)) if config.learner.apart else 1
+    return len(roles_of(config.policies.map, policy)) if config.learner.split_by_role else 1
 
 
 def most_units(config: RunConfig, demand: Demand) -> int:
@@ -220,7 +220,7 @@ class Room:
     """Bytes that each engine may take, working memory included."""
 
     budget: int
-    beside: int = 0  # bytes of the budget that an update needs next to the caches
+    update: int = 0  # bytes of the budget that an update needs next to the caches
     left: int = sys.maxsize  # most for the engine with rows for histories: the bytes that an update leaves
 
 
@@ -361,7 +361,7 @@ def _shapes(
         plan_engine,
         model,
         budget_bytes=room.budget,
-        beside_bytes=room.beside,
+        update_bytes=room.update,
         steps=config.engine.steps,
         platform=platform,
         devices=(config.mesh.data, config.mesh.model),

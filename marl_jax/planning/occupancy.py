@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.sampling.admission import Admission, Waiting
-from marl_jax.sampling.requests import Request, Said
+from marl_jax.sampling.requests import Partial, Request
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -128,8 +128,8 @@ class _Replay:
         given_up = []
         for lane in self._admission.grow(cached, most - so_far):
             waiting, count = self._calls[tickets[lane]][2], int(so_far[lane])
-            said = Said((-1 - waiting.ticket,) * count, NOTHING, NOTHING) if count else None
-            given_up.append(waiting._replace(said=said))
+            sampled = Partial((-1 - waiting.ticket,) * count, NOTHING, NOTHING) if count else None
+            given_up.append(waiting._replace(sampled=sampled))
             tickets[lane] = FREE
         self.out.given_up += len(given_up)
         self._admission.resume(given_up)
@@ -137,8 +137,8 @@ class _Replay:
         while (wave := self._admission.wave(())).seats:
             self._swap(wave.swaps)
             for feed in wave.feeds:
-                self.out.fed += 0 if feed.again else len(feed.tokens)
-                self.out.recomputed += len(feed.tokens) if feed.again else 0
+                self.out.fed += 0 if feed.recomputed else len(feed.tokens)
+                self.out.recomputed += len(feed.tokens) if feed.recomputed else 0
             for lane, _, waiting in wave.seats:
                 call = self._calls[waiting.ticket][0]
                 count = call.most - waiting.left

@@ -25,18 +25,18 @@ from marl_jax.models.hf import load_config
 from marl_jax.models.model_config import PRESETS
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.own import is_own
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import PROBLEMS, Asked, Assumptions, Demand, PlanError, dry_run, play
+from marl_jax.planning.dry_run import PROBLEMS, Assumptions, Demand, PlanError, PlannedCall, dry_run, play
 from marl_jax.planning.lengths import SPREAD, Lengths
 from marl_jax.planning.memory import Part, Phase, Shapes
 from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_length
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import decode_groups, roles_of
 from marl_jax.rollouts.history import Chats
-from marl_jax.runs.loading.parts import words
+from marl_jax.runs.loading.parts import read_prompts
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
@@ -144,7 +144,7 @@ def demand_of(
     assumptions = Assumptions(lengths, answers=answers, tokens_per_second=tokens_per_second)
     if config.workflow.prompts == "micro":  # its tokenizer spells out most words
         assumptions = dataclasses.replace(assumptions, question=32, characters=1.25)
-    return dry_run(config, workflow, words(config), assumptions, problems)
+    return dry_run(config, workflow, read_prompts(config), assumptions, problems)
 
 
 def make_plan(
@@ -188,7 +188,7 @@ def make_plan(
     )
 
 
-def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
+def with_demand(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
     """The plan for other lengths of calls, with the lanes of `plan`, which a run chooses without them."""
     if demand.assumptions == plan.assumptions:
         return plan
@@ -245,7 +245,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
     calls, _ = play(
         find(config.workflow.name).bind(**config.workflow.settings),
         [Task("0", config.data.family, "")],
-        words(config),
+        read_prompts(config),
         config.policies.map,
         tokenizers,
         lambda call, request: [ends[str(request.policy)]],
@@ -272,7 +272,7 @@ def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
 def _find_model(config: RunConfig, directory: str) -> tuple[ModelConfig, str]:
     """The model's shape and its source: its directory, or the preset of the cell's scale."""
     dtype = config.policies.dtype
-    if (located(directory) / "config.json").is_file():
+    if (resolve_path(directory) / "config.json").is_file():
         try:
             return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
         except (OSError, ValueError) as error:
@@ -338,7 +338,7 @@ def _decoding(
 
 
 def _over_one_cache(
-    sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
+    sizes: Model, calls: Sequence[PlannedCall], engine: EngineSettings, times: float
 ) -> tuple[float, float]:
     """(cache bytes that these calls read, if lanes are full and read just what is in them; decode steps)."""
     longest: dict[int, int] = {}  # by wave: sampled tokens of its longest call
@@ -352,7 +352,7 @@ def _over_one_cache(
 
 
 def _over_rungs(
-    config: RunConfig, sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
+    config: RunConfig, sizes: Model, calls: Sequence[PlannedCall], engine: EngineSettings, times: float
 ) -> tuple[float, float, float]:
     """(cache bytes that a replay of these calls reads, its decode steps, tokens that are fed once more)."""
     most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
@@ -365,7 +365,7 @@ def _over_rungs(
 
 @functools.lru_cache(maxsize=8)  # kinds of device with equal memory have the same lanes
 def _replayed(
-    calls: tuple[Asked, ...],
+    calls: tuple[PlannedCall, ...],
     most: tuple[tuple[str, int], ...],
     engine: EngineSettings,
     times: int,
@@ -374,7 +374,7 @@ def _replayed(
     return occupancy_at_length(engine, episodes_of(calls, dict(most), engine), times, ahead)
 
 
-def episodes_of(calls: Iterable[Asked], most: Mapping[str, int], engine: EngineSettings) -> list[Waves]:
+def episodes_of(calls: Iterable[PlannedCall], most: Mapping[str, int], engine: EngineSettings) -> list[Waves]:
     """The calls of an engine in the form of a replay; `most` is {role: tokens that it may sample}."""
     episodes: dict[tuple[int, ...], dict[int, list[Length]]] = {}
     for call in calls:

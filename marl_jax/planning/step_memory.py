@@ -62,7 +62,7 @@ def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
     return StepMemory(given, results, max(0, scratch), devices, count_equations(program))
 
 
-def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
+def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """The plan of the hosted road with the arrays of the step in place of the learner's; engines play evaluations.
 
     `step` is of one seed, traced for the devices at hand. CPU devices keep copies of the state next to the run's own.
@@ -97,7 +97,7 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
 
 def seeds_that_fit(plan: Plan, config: RunConfig, step: StepMemory) -> int:
     """How many of the seeds fit side by side on the device of a hosted plan."""
-    too_many = lambda seeds: not in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
+    too_many = lambda seeds: not compiled_plan(plan, dataclasses.replace(config, seeds=seeds), step).fits
     # From two on, more seeds never need less; a single seed is split over the devices, and may need more than two.
     fit = 1 + bisect.bisect_left(range(2, config.seeds + 1), True, key=too_many)
     return fit if fit > 1 or not too_many(1) else 0

@@ -14,13 +14,13 @@ from marl_jax.task import Task
 from marl_jax.workflows import find
 
 if TYPE_CHECKING:
-    from marl_jax.planning.dry_run import Asked
+    pass
 
 COUNTED, LONGEST = 1000, 100_000  # most calls that are played, and most tokens of each
 ACCEPTED = "\\boxed{Correct}"
 
 
-def left_open(config: RunFields) -> list[str]:
+def unset_settings(config: RunFields) -> list[str]:
     """Errors about settings that no config file can know: a run needs them from its user, a plan does not."""
     matched = "single_token_matched"
     if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
@@ -40,7 +40,7 @@ def compared_by(config: RunFields) -> tuple[str, ...]:
     return group_key(chosen.group, find(config.workflow.name).groups)
 
 
-def alone(config: RunFields) -> bool:
+def has_single_groups(config: RunFields) -> bool:
     """Whether no two calls can be compared if each problem is played once."""
     name, key = config.workflow.name, compared_by(config)
     if "task" not in key:
@@ -65,7 +65,7 @@ def least_calls(config: RunFields) -> int:
     return len(_episode(config, ACCEPTED))
 
 
-def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
+def _episode(config: RunFields, text: str | None = None) -> list[Any]:
     """The calls of a built-in workflow with empty prompts and completions as long as allowed.
 
     All completions begin with `text`, which is `NO_VERDICT` by default, as in a dry run.
@@ -76,7 +76,7 @@ def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
     for kind in workflow.kinds.values():
         if kind.slots in settings:
             settings[kind.slots] = min(settings[kind.slots], COUNTED)
-    if left_open(config):
+    if unset_settings(config):
         settings["tokens"] = 1  # the smallest value that may still be given
     assumptions = dry_run.Assumptions(Lengths(1.0, 0.0))
     speller = dry_run.Speller(assumptions, dry_run.NO_VERDICT if text is None else text)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.batching import BLOCK, BatchConfig, MicroBatch, blank_arrays, make_batches
-from marl_jax.learning.packs import blocks_of, looks, make_packs, most_blocks, pieces
+from marl_jax.learning.packs import blocks_of, make_packs, most_blocks, table_cuts, table_width
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
@@ -78,8 +78,8 @@ def all_shapes(config: BatchConfig, max_prompt: int, max_new: int, platform: str
     """Every shape that a full micro-batch may have when calls are as long as allowed; of packs, the largest."""
     if platform == "cpu":
         blocks = most_blocks(blocks_of(max_prompt + max_new), config)
-        seen = min(looks(blocks_of(max_prompt) + blocks_of(max_new) + 1), blocks)
-        cuts = pieces(blocks, seen)
+        seen = min(table_width(blocks_of(max_prompt) + blocks_of(max_new) + 1), blocks)
+        cuts = table_cuts(blocks, seen)
         yield Shape(1, 0, blocks * BLOCK, 1, blocks * BLOCK, tuple((b - a, seen) for a, b in cuts))
         return
     longest = _first(config.buckets, max_prompt + max_new - 1)

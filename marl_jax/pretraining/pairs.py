@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.models.hf import write_json
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.table import Table
 
@@ -47,7 +47,7 @@ def write_pairs(directory: str | os.PathLike[str], seen: Pairs) -> None:
 
 def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
     """The pairs of a base; None for a base without such a file, such as a published one."""
-    path = located(directory) / FILE
+    path = resolve_path(directory) / FILE
     if not path.exists():
         return None
     try:
@@ -60,7 +60,7 @@ def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
         ) from None
 
 
-def unfamiliar(
+def unfamiliar_prompts(
     table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
 ) -> list[str]:
     """A line for each template (a role's first prompt, or its later ones) that is far from the base's training data.

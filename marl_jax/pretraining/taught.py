@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from marl_jax.config.run_fields import RunFields
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.transcripts import episodes, turns
 from marl_jax.workflows import Prompts, load_prompts
@@ -50,7 +50,7 @@ def untaught(config: RunFields, prompts: Prompts) -> list[str]:
     return untaught
 
 
-def warning_of(config: RunFields, prompts: Prompts) -> str:
+def untaught_warning(config: RunFields, prompts: Prompts) -> str:
     """One line about untaught roles; empty if there are none."""
     roles = untaught(config, prompts)
     if not roles:
@@ -61,7 +61,7 @@ def warning_of(config: RunFields, prompts: Prompts) -> str:
 def _known(config: RunFields, policy: str) -> set[str] | None:
     base = config.policies.bases.get(policy, config.policies.base)
     try:
-        recipe = json.loads((located(base) / RECIPE).read_text(encoding="utf-8"))
+        recipe = json.loads((resolve_path(base) / RECIPE).read_text(encoding="utf-8"))
         return set(recipe["words"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

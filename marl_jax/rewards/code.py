@@ -18,7 +18,7 @@ from marl_jax.rewards.asserts import check_functions, free_functions
 from marl_jax.rewards.compare import same_output, same_packed
 from marl_jax.rewards.sandbox import plain
 from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
-from marl_jax.rewards.sandbox.verdicts import Verdict, done
+from marl_jax.rewards.sandbox.verdicts import Verdict, resolved
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
 TIME_LIMIT_S = 6.0  # per test, as in LiveCodeBench
@@ -69,7 +69,7 @@ def submit_program(
     prepared, tests_digest = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
-        return done(Verdict(False, "no program"))
+        return resolved(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     submission = repr((source, tests_digest, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(

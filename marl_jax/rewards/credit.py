@@ -19,7 +19,7 @@ import numpy as np
 from marl_jax import fields
 from marl_jax.episodes import Episode
 from marl_jax.fields import Count
-from marl_jax.own import OwnError, called, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
@@ -179,7 +179,7 @@ def own_work(table: Table) -> tuple[Any, Any]:
         return sums / np.maximum(counts, 1), counts > 0
     xp = namespace(table)
     rows, _, right = _shown(table)
-    last_right, any_solved = last_read(table)
+    last_right, any_solved = last_answer_read(table)
     # A pick that cannot be read counts as the first candidate.
     pick = xp.where(
         (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
@@ -203,26 +203,26 @@ def own_work(table: Table) -> tuple[Any, Any]:
     return value, known
 
 
-def last_read(table: Table) -> tuple[Any, Any]:
+def last_answer_read(table: Table) -> tuple[Any, Any]:
     """Bool[N] and Bool[N]: whether the last answer that a call read is right, and whether it read one."""
     xp = namespace(table)
-    solved, right = shown(table)
+    solved, right = answers_read(table)
     last = xp.max(xp.where(solved, xp.arange(table.reads.shape[1]), 0), axis=1)
     return xp.take_along_axis(right, last[:, None], axis=1)[:, 0], solved.any(axis=1)
 
 
-def shown(table: Table) -> tuple[Any, Any]:
+def answers_read(table: Table) -> tuple[Any, Any]:
     """For the calls that each call was shown [N, R]: whether they are solvers', and whether they are right."""
     if table.forked:  # a call's prompt is the same on all of its paths
         flat, in_tree = table.paths()
         first = np.unique(in_tree, return_index=True)[1]
-        solved, right = shown(flat)
+        solved, right = answers_read(flat)
         return solved[first], right[first]
     return _shown(table)[1:]
 
 
 def _shown(table: Table) -> tuple[Any, Any, Any]:
-    """(rows of the calls that were shown, and `solved` and `right` as in `shown`), for a table without forks."""
+    """(rows of the calls that were shown, and `solved` and `right` as in `answers_read`), for a table without forks."""
     table.need(grade="rewards.grade")
     xp = namespace(table)
     if xp is np and table.bare_episodes:
@@ -268,7 +268,7 @@ NAMED: Mapping[str, Credit] = {
     "own_correctness": own_correctness,
 }
 # These use `own_work`, so every role's kind must be declared.
-NEED_KINDS = ("voting_rubric", "own_correctness", "team_and_local")
+USE_OWN_WORK = ("voting_rubric", "own_correctness", "team_and_local")
 
 
 def make_credit(config: CreditConfig) -> Credit:
@@ -309,7 +309,7 @@ def by_episodes(
 
     An error in the function is raised as one line that names its place.
     """
-    call_function = functools.partial(called, function, who)
+    call_function = functools.partial(call_user_function, function, who)
 
     def earned_by(sound: list[Episode]) -> list[list[dict[str, float]]]:
         passed = [*sound]

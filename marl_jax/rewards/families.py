@@ -34,7 +34,7 @@ def parse(task: Task, response: str) -> str | None:
     return FAMILIES[task.family].parse(response)
 
 
-def written(task: Task, answer: str) -> str:
+def as_response(task: Task, answer: str) -> str:
     """The answer in the form of a response; a text that has this form already is left as it is."""
     return answer if parse(task, answer) is not None else FAMILIES[task.family].form.format(answer)
 

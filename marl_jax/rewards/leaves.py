@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.fields import nearest
-from marl_jax.own import called, is_own, own_function
+from marl_jax.own import call_user_function, is_own, own_function
 from marl_jax.rewards.grading import finite
 
 FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -47,5 +47,5 @@ def _combined(function: Callable[[Sequence[float]], Any], values: Sequence[float
     if len(values) == 1 or all(map(math.isnan, values)):
         return values[0]
     filled = [0.0 if math.isnan(value) else value for value in values]
-    result = called(function, f"leaves '{how}'", filled)
+    result = call_user_function(function, f"leaves '{how}'", filled)
     return finite(result, f"what {how!r} makes of the {len(filled)} leaves of a call")

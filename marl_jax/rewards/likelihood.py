@@ -16,7 +16,7 @@ from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.network import Qwen3
 from marl_jax.models import load_hf
 from marl_jax.models.qwen3 import full_precision, hidden_states
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 
 ROWS, STEP = 16, 64  # shape of a compiled program: rows, and the multiple that its length is padded to
 
@@ -33,7 +33,7 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord], *, dtype: str | N
     The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer. `dtype`
     ("float32" or "bfloat16") is the type that the model computes in; None: as it is stored.
     """
-    weights = sorted(located(directory).glob("*.safetensors"))
+    weights = sorted(resolve_path(directory).glob("*.safetensors"))
     config, params = _stored(directory, dtype, tuple(path.stat().st_mtime_ns for path in weights))
     values = []
     for first in range(0, len(calls), ROWS):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.own import OwnError, called, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, is_own, own_function
 from marl_jax.table import Table
 
 Metric = Callable[[Table], Any]  # returns a value of 0 to 1 for each of `table.bare_episodes`
@@ -28,12 +28,12 @@ def load_metric(name: str) -> Metric:
     function, who = own_function(name, "metric"), f"metric '{name}'"
 
     def metric(table: Table) -> np.ndarray:
-        return _checked(called(function, who, table), len(table.bare_episodes), who)
+        return _checked(call_user_function(function, who, table), len(table.bare_episodes), who)
 
     return metric
 
 
-def with_metric(table: Table, metric: Metric) -> Table:
+def with_outcomes(table: Table, metric: Metric) -> Table:
     """The table with the metric's values as the outcomes of its episodes; grades of solvers' answers stay."""
     table.need_episodes()
     ends = [bare.leaves or (bare,) for bare in table.bare_episodes]

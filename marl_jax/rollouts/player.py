@@ -18,7 +18,7 @@ from marl_jax.episodes import Episode
 from marl_jax.errors import RunError
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.tokenizer import load_tokenizer
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.policies import (
     PolicyMap,
     PolicySpec,
@@ -62,20 +62,20 @@ class Player:
     settings: Mapping[str, SamplingSettings]  # by role
     prompts: Prompts | None = None  # None: the built-in prompts of the tasks' family
     limits: Limits = dataclasses.field(default_factory=Limits)  # what ends an episode early
-    pace: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mode, tool_delay, ... of `rollout`
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mode, tool_delay, ... of `rollout`
     # A rollout with at least this share of failed episodes is an error; None: never.
     max_failed: float | None = 1.0
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
-    fresh: Callable[[], dict[str, Tree]] = dict  # makes the weights that `start` returns
+    initial_weights: Callable[[], dict[str, Tree]] = dict  # makes the weights that `start` returns
     # Sums the progress of all processes that play a share of the rollout.
-    of_all: Callable[[Progress], Progress] = lambda done: done
+    combined: Callable[[Progress], Progress] = lambda done: done
 
     def start(self) -> dict[str, Tree]:
         """The weights to train from, {policy: those of its base, in float32}; new copies at every call.
 
         An update donates the trees that it is given, so keep the trees that it returns and pass them to `update`.
         """
-        return self.fresh()
+        return self.initial_weights()
 
     def play(
         self,
@@ -124,9 +124,9 @@ class Player:
             tool_log=tool_log,
             progress=watch,
             finished=finished,
-            **self.pace,
+            **self.options,
         )
-        self._check(self.of_all(last))
+        self._check(self.combined(last))
         return table
 
     def update(self, trees: Mapping[str, Tree]) -> None:
@@ -143,7 +143,7 @@ class Player:
             )
             raise EpisodesFailed(
                 f"workflow '{name}': {count} episodes ended in an error (max_failed is {limit:g}); the first:\n"
-                f"{sums.trouble.rstrip()}"
+                f"{sums.first_error.rstrip()}"
             )
         if self.answers and sums.episodes and sums.silent == sums.episodes:
             raise EpisodesFailed(
@@ -184,7 +184,7 @@ def player_for(
     except ValueError as error:
         raise ValueError(f"policies: {error}") from None
     settings = _settings(workflow, sampling)
-    base = os.fspath(located(base))
+    base = os.fspath(resolve_path(base))
     if not Path(base).is_dir():
         raise ValueError(
             f"base is '{base}', which is no directory: give that of a model (config.json, *.safetensors)"
@@ -208,7 +208,7 @@ def player_for(
     start = functools.partial(init_policies, specs, {base: params})
     service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
     return Player(
-        workflow, model, tokenizer, service, policies, settings, prompts, limits=limits, fresh=start
+        workflow, model, tokenizer, service, policies, settings, prompts, limits=limits, initial_weights=start
     )
 
 

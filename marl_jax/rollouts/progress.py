@@ -24,7 +24,7 @@ class Progress:
     tools_failed: int = 0  # tools that ended in an error
     dispatches: int = 0  # dispatches of all engines
     seconds: float = 0.0  # since the rollout began
-    trouble: str = ""  # traceback (or error, if there is none) of the first failed episode
+    first_error: str = ""  # traceback (or error, if there is none) of the first failed episode
 
     def __str__(self) -> str:
         per = max(self.seconds, 1e-9)

@@ -20,7 +20,7 @@ from annotated_types import Ge
 from marl_jax import fields
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.fields import Count
-from marl_jax.own import home_of, told
+from marl_jax.own import error_line, file_of
 from marl_jax.rollouts.history import Chat, Overlong, Unrendered, fit
 from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.task import Task
@@ -306,7 +306,7 @@ class Running:
         """An exception in one line, with its place in the workflow's file."""
         if isinstance(error, Ended | Overlong | Unrendered):
             return str(error)
-        return told(error, home_of(self.workflow.fn))
+        return error_line(error, file_of(self.workflow.fn))
 
     def _finish(self, answer: Any) -> None:
         self.silent = answer is None

@@ -250,7 +250,7 @@ class _Schedule:
         progress.prompts_refused += all(path.refused for path in paths)
         if all(path.error for path in paths):
             progress.failed += 1
-            progress.trouble = progress.trouble or paths[0].trace or paths[0].error or ""
+            progress.first_error = progress.first_error or paths[0].trace or paths[0].error or ""
 
     def _ask(self, ask: Ask, seat: Seat, position: int) -> None:
         running = self.live[seat]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.models import ModelConfig
-from marl_jax.policies import PolicySpec, Tree, by_name, decode_groups, stack
+from marl_jax.policies import PolicySpec, Tree, decode_groups, per_name, stack
 from marl_jax.rollouts.transcript import Decode
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.shapes import EngineSettings
@@ -41,8 +41,8 @@ class Service:
         self.engines: dict[str, Engine] = {}
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
         self._specs, base_names = dict(specs), [spec.base for spec in specs.values()]
-        self._models = by_name(config, base_names)
-        shapes, texts = by_name(settings, base_names), by_name(to_text, base_names)
+        self._models = per_name(config, base_names)
+        shapes, texts = per_name(settings, base_names), per_name(to_text, base_names)
         self._groups = decode_groups(specs)
         for group in self._groups:
             params, adapters = self._weights(group, trees)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from marl_jax.episodes import ToolRecord
-from marl_jax.own import say
+from marl_jax.own import error_text
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
 
@@ -26,7 +26,7 @@ def run_tool(tool: Tool, after_call: int = -1) -> ToolRecord:
             raise ValueError(f"the result is {len(text)} bytes of JSON, of at most {MAX_RESULT}")
         return ToolRecord(tool.name, json.loads(text), None, after_call)
     except BaseException as error:  # a SystemExit, too, must not end the thread silently
-        return ToolRecord(tool.name, None, say(error), after_call)
+        return ToolRecord(tool.name, None, error_text(error), after_call)
 
 
 class ToolLog:
@@ -70,7 +70,7 @@ class ToolLog:
                 known[tuple(map(operator.index, entry["key"]))] = ToolRecord(**entry["record"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"'{path}' cannot be read as results of tools, line {number}: {say(error)}; "
+                    f"'{path}' cannot be read as results of tools, line {number}: {error_text(error)}; "
                     "without the file the tools run again"
                 ) from error
         return known

@@ -9,7 +9,7 @@ from marl_jax.policies import (
     PolicyMap,
     SamplingSettings,
     Tree,
-    by_name,
+    per_name,
     policy_names,
     policy_of,
     role_settings,
@@ -106,7 +106,7 @@ class Voices:
             raise ValueError(
                 f"sampling settings are for {sorted(by_role)}, the roles are {sorted(workflow.roles)}"
             )
-        self._by_role, ends = by_role, by_name(end_of_turn, policies)
+        self._by_role, ends = by_role, per_name(end_of_turn, policies)
         self._settings = {
             (role := key.split("/")[0], policy): dataclasses.replace(
                 chosen := by_role[role],

@@ -72,15 +72,15 @@ class Checkpoints:
         latest: int = 2,
         best: bool = True,
         keep_every: int | None = None,
-        passing: Sequence[str] = (),
+        resume_only: Sequence[str] = (),
     ) -> None:
         """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step.
 
-        At least the two newest are kept, in case the newest is damaged. `passing` names trees that only a resume
+        At least the two newest are kept, in case the newest is damaged. `resume_only` names trees that only a resume
         needs: the newest checkpoints contain them, older ones are kept without.
         """
         self.directory = directory = _absolute(directory)
-        self._passing = tuple(passing)
+        self._resume_only = tuple(resume_only)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
         if hosts.is_first():
             with path_errors(directory), disk_errors(directory):
@@ -105,7 +105,7 @@ class Checkpoints:
         """
         import orbax.checkpoint.experimental.v1 as ocp
 
-        hosts.together(self.wait)
+        hosts.from_all(self.wait)
         flat = {name: _flatten(tree) for name, tree in trees.items()}
         arrays = {name: leaves for name, (leaves, _) in flat.items() if leaves}
         numbers = {name: numbers for name, (_, numbers) in flat.items()}
@@ -216,7 +216,7 @@ class Checkpoints:
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
         for step in sorted(keep)[: -self._latest]:
-            _strip(self.directory / str(step), self._passing)
+            _strip(self.directory / str(step), self._resume_only)
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 
 import marl_jax
-from marl_jax.config.run_config import RunConfig, current
+from marl_jax.config.run_config import RunConfig, upgraded
 from marl_jax.errors import UserError
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
-from marl_jax.packaged import BROUGHT, located
+from marl_jax.packaged import PACKAGED_FOLDERS, resolve_path
 from marl_jax.run_folder.files import write_atomically
 
 CONFIG = "config.json"
@@ -185,7 +185,7 @@ def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     return _still_settled(record, lines) or {}
 
 
-def plays_else(folder: Path) -> bool:
+def answers_changed(folder: Path) -> bool:
     """Whether, after an accepted change, earlier evaluations cannot be compared with later ones."""
     return any(line.startswith(_PLAYED_BY) for lines in earlier(folder).get("changes", ()) for line in lines)
 
@@ -222,10 +222,10 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
         raise FolderError(
             f"'{path}' is damaged ({', '.join(broken)}): restore it, or start in another folder"
         )
-    return {**record, "config": current(record["config"])}
+    return {**record, "config": upgraded(record["config"])}
 
 
-def run_around(path: Path) -> Path | None:
+def enclosing_run(path: Path) -> Path | None:
     """The folder of the run that a path is, or is in; a run that lost its `config.json` counts, too."""
     for place in (path.resolve(), *path.resolve().parents):
         with contextlib.suppress(FolderError, OSError):
@@ -234,12 +234,12 @@ def run_around(path: Path) -> Path | None:
     return None
 
 
-def outside(out: str | os.PathLike[str]) -> Path:
+def output_folder(out: str | os.PathLike[str]) -> Path:
     """A folder that the user chose for output, created if needed; refused within a run, or if it is read-only."""
     if not os.fspath(out):
         raise FolderError("--out is empty: give a directory")
     path = Path(os.path.expanduser(out)).absolute()
-    if around := run_around(path):
+    if around := enclosing_run(path):
         raise FolderError(f"--out={out} lies in the run '{around}': choose another folder")
     with path_errors(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
 
 
 @contextlib.contextmanager
-def taken_back(folder: Path) -> Iterator[None]:
+def restored_on_error(folder: Path) -> Iterator[None]:
     """A context that restores `config.json` on an error: then an accepted change could not be made."""
     path = folder / CONFIG
     before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -296,7 +296,7 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
     """Digest of a model's weights and configuration, and of other end tokens in generation_config.json."""
-    place = located(directory)
+    place = resolve_path(directory)
     digest = _digest(place, lambda name: name.endswith(".safetensors") or name == "config.json")
     ends, other = (_end_tokens(place / name) for name in ("config.json", "generation_config.json"))
     return digest if other in (None, ends) else hashlib.sha256(f"{digest} {other}".encode()).hexdigest()
@@ -311,7 +311,7 @@ def _end_tokens(path: Path) -> Any:
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
     """Digest of all files that decide how text becomes tokens, the chat template included."""
-    return _digest(located(directory), lambda name: name in TOKENIZER_FILES)
+    return _digest(resolve_path(directory), lambda name: name in TOKENIZER_FILES)
 
 
 def versions() -> dict[str, str]:
@@ -319,7 +319,7 @@ def versions() -> dict[str, str]:
     home = Path(marl_jax.__file__).parent
     code = hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
-        if path.relative_to(home).parts[0] in BROUGHT:  # a wheel and a clone have the same code
+        if path.relative_to(home).parts[0] in PACKAGED_FOLDERS:  # a wheel and a clone have the same code
             continue
         code.update(f"{path.relative_to(home)}\0".encode() + path.read_bytes())
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}

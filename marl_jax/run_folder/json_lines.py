@@ -60,7 +60,7 @@ class JsonLines:
         self._file.close()
 
 
-class Unwritten(JsonLines):
+class NoLines(JsonLines):
     """The same file in a process that does not write it, because another process does."""
 
     def __init__(self, path: Path) -> None:
@@ -87,7 +87,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield _parse(line, path)
 
 
-def recorded(path: str | os.PathLike[str]) -> int:
+def last_complete_step(path: str | os.PathLike[str]) -> int:
     """The last step up to which every step from 1 on has a line."""
     last = 0
     for last, line in enumerate(read_lines(path), 1):
@@ -96,7 +96,7 @@ def recorded(path: str | os.PathLike[str]) -> int:
     return last
 
 
-def lacking(evaluations: Iterable[Mapping[str, Any]], every: int, step: int) -> list[int]:
+def missing_evaluations(evaluations: Iterable[Mapping[str, Any]], every: int, step: int) -> list[int]:
     """The steps before `step` that a run evaluates (every `every` steps) and that have no accuracy in these lines."""
     own_lines = (line for line in evaluations if "checkpoint" not in line)
     evaluated = {line["step"] for line in own_lines if isinstance(line.get("accuracy"), int | float)}

@@ -19,7 +19,7 @@ from absl import logging
 from marl_jax.config.run_config import RunConfig
 from marl_jax.episodes import Episode
 from marl_jax.policies import policy_of
-from marl_jax.rewards.families import written
+from marl_jax.rewards.families import as_response
 from marl_jax.rollouts import Chat, read_episodes
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.run_folder.folder import FolderError
@@ -178,7 +178,7 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
             result = tools.pop(0)
             say(f"<tool>{result.error or result.result}</tool>\n", learned=False)
         say(f"<{call.role}>{call.text.strip()}</{call.role}>\n")
-    say("" if episode.answer is None else written(episode.task, episode.answer))
+    say("" if episode.answer is None else as_response(episode.task, episode.answer))
     return [*tokens, chat.end_of_turn], [*spoken, True]
 
 

@@ -49,7 +49,7 @@ def finite(run: Run, state: State) -> Iterator[None]:
     except NotFinite as error:
         if not state.step:
             raise
-        hosts.together(run.checkpoints.wait)
+        hosts.from_all(run.checkpoints.wait)
         raise diverged(run.folder, run.config, state.step + 1, str(error), bad=state.step) from error
 
 

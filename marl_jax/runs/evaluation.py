@@ -15,9 +15,9 @@ import numpy as np
 
 from marl_jax.alarms.signs import choices, share
 from marl_jax.episodes import Episode
-from marl_jax.rewards.credit import last_read, own_work
+from marl_jax.rewards.credit import last_answer_read, own_work
 from marl_jax.rewards.grading import RIGHT
-from marl_jax.rewards.own_metric import Metric, with_metric
+from marl_jax.rewards.own_metric import Metric, with_outcomes
 from marl_jax.study.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
 from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
 
@@ -51,7 +51,7 @@ def summary(
 
     With a `metric` the accuracy is the mean of its values, and an episode of value 0.5 or more counts as right.
     """
-    table = table if metric is None else with_metric(table, metric)
+    table = table if metric is None else with_outcomes(table, metric)
     right = outcomes(table, samples)
     scores = right if metric is None else values(table, samples)
     binary = samples == 1 and not table.forked and np.isin(scores, (0, 1)).all()
@@ -124,7 +124,7 @@ def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
 def _verdicts(table: Table, calls: np.ndarray, worth: np.ndarray) -> dict[str, Any]:
     """A positive is a "Correct"; an unreadable verdict is no positive, and counts as wrong."""
     agreed, accepted = worth[calls] >= RIGHT, table.choice[calls] == VERDICTS["Correct"]
-    was_right = last_read(table)[0][calls]
+    was_right = last_answer_read(table)[0][calls]
     both = int((accepted & was_right).sum())
     return {
         "accuracy": share(agreed),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from marl_jax import hosts
-from marl_jax.config.phase_fields import Place
+from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.hosts.gathering import gathered
 from marl_jax.learning import NonFiniteGradients, with_advantages
 from marl_jax.learning.estimators.worth import AdvantageConfig, Presets
@@ -50,11 +50,13 @@ class Hosted:
             self._served = state.trees
         return self.player
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
+    def step(
+        self, runs: Sequence[Run], states: Sequence[State], at: PhasePosition, clock: Clock
+    ) -> list[Result]:
         """The results of the next step of each run."""
         return [self._step(run, state, at, clock) for run, state in zip(runs, states)]
 
-    def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Result:
+    def _step(self, run: Run, state: State, at: PhasePosition, clock: Clock) -> Result:
         config, parts = run.config, run.parts
         calls, counts = run.phases.collected_calls(at, state.step), None
         if calls is None:
@@ -72,7 +74,7 @@ class Hosted:
             rows, failure = table.take(run.phases.reported(table)), ""
             references = run.phases.references(at.phase, state)
             try:
-                with hosts.untold():
+                with hosts.local_errors():
                     trees, learned, report = learner.step(
                         state.trees,
                         state.learner,
@@ -89,14 +91,14 @@ class Hosted:
         return Result(table, groups, counted, report, trees, learned, failure)
 
     def _play_and_grade(
-        self, run: Run, state: State, at: Place, clock: Clock
+        self, run: Run, state: State, at: PhasePosition, clock: Clock
     ) -> tuple[Table, "ResampleCounts | None"]:
         """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling."""
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
             player = self.serve(state)
             if hosts.count() > 1:
-                player = dataclasses.replace(player, of_all=_clocked(clock, player.of_all))
+                player = dataclasses.replace(player, combined=_clocked(clock, player.combined))
             play = functools.partial(
                 player.play,
                 samples=samples,
@@ -113,14 +115,14 @@ class Hosted:
                 run.live.phase("sampling")
                 with (
                     clock("rollout", lambda: self.service.seconds),
-                    hosts.telling(),
+                    hosts.sharing_errors(),
                     disk_errors(run.folder),
                 ):
                     return play(hosts.share(batch), first_sample=first, finished=background.finished)
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                with hosts.telling():
+                with hosts.sharing_errors():
                     table = background(table)
                 if hosts.count() == 1:
                     return table
@@ -140,12 +142,12 @@ class Hosted:
             )
 
 
-def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
+def _clocked(clock: Clock, combined: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
     """`of_all`, with the time that it waits for other processes counted as gathering."""
 
     def waited(progress: Progress) -> Progress:
         with clock("gather"):
-            return of_all(progress)
+            return combined(progress)
 
     return waited
 

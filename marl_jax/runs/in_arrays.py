@@ -26,9 +26,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from marl_jax import compiled, user_cache
 from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
-from marl_jax.compiled.learn import evidence, units_of
+from marl_jax.compiled.learn import learner_columns, units_of
 from marl_jax.compiled.stage import count_calls
-from marl_jax.config.phase_fields import Place
+from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, NonFiniteGradients
 from marl_jax.learning.by_role.role_statistics import Evidence
@@ -50,7 +50,7 @@ from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
 from marl_jax.table import Table
 from marl_jax.task import Task
-from marl_jax.threads import Workers, side_by_side
+from marl_jax.threads import Workers, run_parallel
 
 FORCED = "xla_force_host_platform_device_count"
 PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
@@ -122,7 +122,9 @@ class Compiled:
             self.engines = self.make_engines(state)
         return self.engines.serve(state)
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
+    def step(
+        self, runs: Sequence[Run], states: Sequence[State], at: PhasePosition, clock: Clock
+    ) -> list[Result]:
         """The results of the next step of each run. The states are unchanged."""
         runs[0].live.phase("sampling and learning")
         with clock("prepare"):
@@ -154,7 +156,7 @@ class Compiled:
 
     # ---------------------------------------------------------------- to the devices and back
 
-    def _inputs(self, run: Run, state: State, tasks: Sequence[Task], at: Place) -> tuple[Any, ...]:
+    def _inputs(self, run: Run, state: State, tasks: Sequence[Task], at: PhasePosition) -> tuple[Any, ...]:
         words = compiled.noise_words(self._cast, tasks, seed=run.config.seed, step=state.step + 1)
         references = run.phases.references(at.phase, state)
         before = compiled.state_of(
@@ -194,13 +196,13 @@ class Compiled:
             with _no_collection():
                 self._programs[place] = self._loaded_or_compiled(layout, placed)
         after, columns, metrics = take_step(self._programs[place], *placed)
-        publish(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
+        publish(jax.device_get(columns.replace(**dict.fromkeys(learner_columns(columns)))))
         return after, *jax.device_get((columns, metrics))
 
     def _loaded_or_compiled(self, layout: Layout, placed: Any) -> list[Any]:
         """The programs of a step of these arguments: those that an earlier start kept, or compiled and kept now."""
-        about = {"arguments": kept.shown(placed), "options": self._compiler_options()}
-        file = kept.place_of(self._config, self._parts, layout.devices, **about)
+        about = {"arguments": kept.describe(placed), "options": self._compiler_options()}
+        file = kept.file_of(self._config, self._parts, layout.devices, **about)
         if loaded := kept.load(file, layout.devices, self._check_memory):
             return loaded
         needs = list[StepMemory]()
@@ -215,8 +217,8 @@ class Compiled:
             checked(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
             halves = map(checked, halves)
-        with kept.found_by_jax(file) as loaded:
-            programs = side_by_side("compile", self.compiled, halves)
+        with kept.jax_cache_hits(file) as loaded:
+            programs = run_parallel("compile", self.compiled, halves)
         kept.keep(file, programs, max(needs, key=self._needed), loaded)
         return programs
 
@@ -285,7 +287,7 @@ class Compiled:
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
         return table
 
-    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: Place) -> Result:
+    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: PhasePosition) -> Result:
         (trees, learner_states), columns, metrics = outputs
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
@@ -367,18 +369,18 @@ def _unstack(tree: Any, count: int) -> list[Any]:
 def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np.ndarray) -> Evidence:
     """The computed log-probs of `rows`, for those that were trained."""
     positions = np.flatnonzero(columns.table.length)[rows]
-    evidence, learned = Evidence.of_nothing(len(rows)), np.flatnonzero(trained)
+    evidence, learned = Evidence.empty(len(rows)), np.flatnonzero(trained)
     values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
     sampled = config.learner.old_logprobs == "sampler"
     values["old_logp"] = columns.table.logprobs if sampled else columns.logp
     table, length = columns.table, columns.table.length
     for name, column in values.items():
-        evidence.note(name, learned, [column[row, : length[row]] for row in positions[learned]])
+        evidence.write(name, learned, [column[row, : length[row]] for row in positions[learned]])
     if columns.ref_logp is not None:  # no entry for a policy without an anchored role
         anchors, owners = config.learner.interventions.kl_coef, config.policies.map
         anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, one)) for one in table.policies])
         some = learned[anchored[table.policy[positions[learned]]]]
-        evidence.note("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in positions[some]])
+        evidence.write("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in positions[some]])
     return evidence
 
 

@@ -24,20 +24,20 @@ import numpy as np
 from marl_jax import hosts, threads
 from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
-from marl_jax.config.phase_fields import Place
+from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.config.run_config import RunConfig
 from marl_jax.errors import RunError
 from marl_jax.hosts.gathering import gathered
 from marl_jax.hosts.layout import fingerprint
-from marl_jax.pretraining.pairs import unfamiliar
+from marl_jax.pretraining.pairs import unfamiliar_prompts
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import check_held, plays_else
+from marl_jax.run_folder.folder import answers_changed, check_held
 from marl_jax.run_folder.folder import read as read_record
-from marl_jax.run_folder.json_lines import lacking, plain, read_lines
+from marl_jax.run_folder.json_lines import missing_evaluations, plain, read_lines
 from marl_jax.runs import recording, step_metrics
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
@@ -89,7 +89,7 @@ def train(
         live = live or stack.enter_context(
             contextlib.closing(Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles))
         )
-        stack.enter_context(hosts.telling())
+        stack.enter_context(hosts.sharing_errors())
         stop.farewell = functools.partial(
             live.note, "stopped before a step was begun; the same command begins with it"
         )
@@ -163,7 +163,7 @@ def train(
 
 def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
     """End the process if it was asked to stop and other threads still compile for a step that was abandoned."""
-    if stop.asked and stop.patience is not None and error is None and not threads.ended(stop.patience):
+    if stop.asked and stop.patience is not None and error is None and not threads.join_all(stop.patience):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -172,7 +172,7 @@ def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
 def _wait_for_saves(runs: Sequence[Run]) -> None:
     """Wait until all checkpoints that are being saved are saved."""
     for run in runs:
-        hosts.together(run.checkpoints.wait)
+        hosts.from_all(run.checkpoints.wait)
 
 
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_metrics.Clock) -> list[State]:
@@ -187,7 +187,7 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
         (times := clock.measures(sum(int(result.table.length.sum()) for result in results)))["time/step"]
     )
     with clock("log"):
-        ungraded = sum(hosts.together(newly_ungraded))
+        ungraded = sum(hosts.from_all(newly_ungraded))
         for run, result, (state, values) in zip(runs, results, after):
             run.phases.collect(at.phase, state.step, result.table)
             if hosts.is_first():
@@ -196,7 +196,7 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
     return [state for state, _ in after]
 
 
-def _after(run: Run, at: Place, state: State, result: Result) -> tuple[State, dict[str, Any]]:
+def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[State, dict[str, Any]]:
     """The state after a step, which must be finite, and the metrics of the step."""
     updates = {name: learner_state.updates for name, learner_state in result.learner.items()}
     if what := broken_update(result.report, state.updates, updates):
@@ -226,7 +226,7 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
     """Write the results of a step to the folder and show them; `ungraded` counts answers without a grade."""
     config, parts, table = run.config, run.parts, result.table
     tokenizers = parts.of_policies(parts.tokenizers)
-    if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
+    if number == 1 and (strange := unfamiliar_prompts(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
     if ungraded:
         values["warnings"] = [
@@ -244,7 +244,7 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
     recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
     ends = [end.error for bare in table.bare_episodes for end in bare.leaves or (bare,)]
-    run.live.failing(number, ends, "path" if table.forked else "episode")
+    run.live.failures(number, ends, "path" if table.forked else "episode")
     for warning in values.get("warnings", ()):
         run.live.note(f"step {number}: {warning}")
     run.live.alarms([alarm for alarm in alarms if alarm.step == number], run.watch.holding)
@@ -274,7 +274,7 @@ def _warn_of_lost(run: Run, state: State) -> None:
     """Warn if evaluations of earlier steps are no longer in `eval.jsonl`."""
     every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
     before = state.step + (state.accuracy is not None)
-    if lost := lacking(read_lines(run.evaluations.path), every, before):
+    if lost := missing_evaluations(read_lines(run.evaluations.path), every, before):
         base = ", and without that of step 0 no difference to base is known" if 0 in lost else ""
         run.live.note(
             f"eval.jsonl was damaged: it lacks the evaluation of step {', '.join(map(str, lost))}{base}; restore it, "
@@ -284,9 +284,9 @@ def _warn_of_lost(run: Run, state: State) -> None:
 
 def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """Play an evaluation, compare it with the line of the base, and write its line."""
-    base = None if plays_else(run.folder) else base
+    base = None if answers_changed(run.folder) else base
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
-    with finite(run, state), hosts.telling(), disk_errors(run.folder):
+    with finite(run, state), hosts.sharing_errors(), disk_errors(run.folder):
         table = road.serve(state).play(
             hosts.share(run.watched),
             samples=samples,
@@ -298,7 +298,7 @@ def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any]
         )
     graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
 
-    lost = sum(hosts.together(newly_ungraded))
+    lost = sum(hosts.from_all(newly_ungraded))
 
     def writing() -> dict[str, Any]:
         decode = run.parts.decoders
@@ -332,7 +332,7 @@ def _check_replicas(state: State) -> None:
     """Refuse to save if the processes do not have the same weights, as on machines of several kinds."""
     if hosts.count() == 1:
         return
-    first, *others = hosts.together(lambda: fingerprint((state.trees, state.learner)))
+    first, *others = hosts.from_all(lambda: fingerprint((state.trees, state.learner)))
     for number, other in enumerate(others, 1):
         if other != first:
             raise RunError(

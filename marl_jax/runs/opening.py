@@ -26,13 +26,13 @@ from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.planning import devices, plan
 from marl_jax.planning.memory import OF_SEEDS, Shapes
 from marl_jax.planning.plan import PlanError
 from marl_jax.planning.step_times import Pace
-from marl_jax.planning.walks import left_open
-from marl_jax.pretraining.taught import warning_of
+from marl_jax.planning.walks import unset_settings
+from marl_jax.pretraining.taught import untaught_warning
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
 from marl_jax.run_folder.checkpoints import METRICS, CheckpointError, Checkpoints, steps
@@ -45,12 +45,12 @@ from marl_jax.run_folder.folder import (
     has_results,
     open_folder,
     read,
+    restored_on_error,
     settle,
     settled_for,
-    taken_back,
     versions,
 )
-from marl_jax.run_folder.json_lines import JsonLines, Unwritten, read_lines, recorded
+from marl_jax.run_folder.json_lines import JsonLines, NoLines, last_complete_step, read_lines
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
@@ -67,7 +67,7 @@ from marl_jax.runs.loading.parts import (
 from marl_jax.runs.loading.play import (
     Loaded,
     check_problems,
-    load_named,
+    load_all,
     make_service,
     planned_engine,
     player_of,
@@ -125,7 +125,7 @@ def open_runs(
     _check_seen(folders)
     with contextlib.ExitStack() as changes:
         for folder in folders if hosts.is_first() else ():
-            changes.enter_context(taken_back(folder))
+            changes.enter_context(restored_on_error(folder))
         loaded, compiled, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = loaded.parts
         networks = parts.networks(config.policies.remat, config.policies.attention)
@@ -134,10 +134,12 @@ def open_runs(
         retention = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
         for folder in folders:
-            store = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **retention)
+            store = Checkpoints(folder / "checkpoints", resume_only=("learner", "reference"), **retention)
             stack.callback(store.close)
             checkpoints.append(store)
-        reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
+        reached = hosts.from_first(
+            lambda: min(last_complete_step(folder / "metrics.jsonl") for folder in folders)
+        )
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
         states = [_within(state, len(loaded.splits["train"])) for state in states]
@@ -147,7 +149,7 @@ def open_runs(
 
     runs = list[Run]()
     for seeded, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
-        view = live if not runs else live.beside(f"seed {seeded.seed}")
+        view = live if not runs else live.for_seed(f"seed {seeded.seed}")
         metrics, evaluations, boards = _records(seeded, folder, state.step, view, stack)
         watched = loaded.splits.get("val", ())[: config.evaluation.problems]
         problems = TaskIterator(loaded.splits["train"], seeded.data.problems, state.position)
@@ -160,7 +162,7 @@ def open_runs(
     return _road(compiled, settled, runs, states, stack), runs, states
 
 
-def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
+def check_before_run(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     """The checks of a start that need no data files, for a plan: those of bases that exist, and of generated tasks.
 
     The device is not checked. Returns the compiled road, if the configuration names it.
@@ -168,10 +170,10 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     if config.road == "compiled":
         check_settings(config)
     specs = config.policies.specs.values()
-    if not all((located(spec.base) / "config.json").is_file() for spec in specs):
+    if not all((resolve_path(spec.base) / "config.json").is_file() for spec in specs):
         return None
     tokenizers = tokenizers_of(config, model_configs(config))
-    if left_open(config):
+    if unset_settings(config):
         return None
     plan.check_words(config, planned, tokenizers)
     if config.data.name in KINDS or is_own(config.data.name):
@@ -194,7 +196,7 @@ def _splits(config: RunConfig) -> Sequence[str]:
 
 def _agree(facts: Mapping[str, Any]) -> None:
     """Refuse to go on if a process has other facts than process 0; the message names them."""
-    first, *others = hosts.together(lambda: facts)
+    first, *others = hosts.from_all(lambda: facts)
     lines = [
         f"process {number}: {line}"
         for number, other in enumerate(others, 1)
@@ -218,7 +220,7 @@ def _check_seen(folders: Sequence[Path]) -> None:
     deadline = time.monotonic() + SEEN_S
     while (unseen := locks() != first) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for number, missing in enumerate(hosts.together(lambda: unseen)):
+    for number, missing in enumerate(hosts.from_all(lambda: unseen)):
         if missing:
             raise FolderError(
                 f"process {number} does not see the run folder '{folders[0]}' that process 0 has opened: put it on a "
@@ -238,7 +240,7 @@ def _check_room(config: RunConfig) -> None:
             f"{config.seeds} seeds keep {files} files open and a process may open {limit} here: raise "
             "that (ulimit -n), or lower --config.seeds"
         )
-    if left_open(config):  # refused later
+    if unset_settings(config):  # refused later
         return
     device = devices.here()
     alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), device)
@@ -341,14 +343,14 @@ def _load(
 ) -> tuple[Loaded, Compiled | None, dict[str, Any], Pace]:
     """The parts of the run, checked before compilation; the settings of the first start; measured step times."""
     config = configs[0]
-    if problems := left_open(config):
+    if problems := unset_settings(config):
         raise ConfigError(problems)
     earlier = hosts.from_first(lambda: settled_for(folders[0], config))
     shapes = settled_shapes(earlier, config)
     # Before the weights are loaded, because the plan counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     # One process prepares missing data.
-    loaded = hosts.after_first(lambda: load_named(config, _splits(config)))
+    loaded = hosts.after_first(lambda: load_all(config, _splits(config)))
     parts, splits = loaded.parts, loaded.splits
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
     compiled, road = _compiled_road(config, parts, splits["train"], earlier)
@@ -379,7 +381,7 @@ def _load(
             road=road,
         )
     )
-    if warning := warning_of(config, parts.prompts):
+    if warning := untaught_warning(config, parts.prompts):
         live.note(warning)
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
@@ -496,7 +498,7 @@ def _records(
 
     Evaluations by `experiments.evaluate` are not made again: those of the base stay, and a warning is shown for others.
     """
-    written = JsonLines if hosts.is_first() else Unwritten
+    written = JsonLines if hosts.is_first() else NoLines
     metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")
     for record in (metrics, evaluations):
         stack.callback(record.close)

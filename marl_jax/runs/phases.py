@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import hosts
-from marl_jax.config.phase_fields import Phase, Place, learner_of, place, references
+from marl_jax.config.phase_fields import Phase, PhasePosition, learner_of, phase_at, references
 from marl_jax.config.run_config import RunConfig
 from marl_jax.hosts.layout import mesh_of_all
 from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
@@ -47,9 +47,9 @@ class Phases:
         self._base: dict[str, Tree] | None = None
         self._calls: dict[tuple[int, int], Collected] = {}
 
-    def at(self, step: int) -> Place:
+    def at(self, step: int) -> PhasePosition:
         """The phase of the step after `step`."""
-        return place(self._list, step)
+        return phase_at(self._list, step)
 
     def learner(self, phase: Phase) -> Learner:
         """The learner with the phase's settings; phases with the same settings share it."""
@@ -75,7 +75,7 @@ class Phases:
         for number, phase in enumerate(self._config.phases):
             if phase.source.partition(":")[0] not in ("play", "collected") and not phase.flatten:
                 with_own_policies(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)
-            moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
+            moving = phase.trained_policies(self._config.policies.map, self._config.policies.frozen_roles)
             for name, source, policies in (
                 ("start", phase.start, moving),
                 ("reference", phase.reference, trees),
@@ -91,12 +91,12 @@ class Phases:
                         "take a run with the same policies, or name those in the phase's policies"
                     )
 
-    def enter(self, at: Place, state: State) -> State:
+    def enter(self, at: PhasePosition, state: State) -> State:
         """The state with which the phase begins; unchanged if it has begun already."""
         if state.phase == at.number:
             return state
         phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
-        moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
+        moving = phase.trained_policies(self._config.policies.map, self._config.policies.frozen_roles)
         if phase.start != "last":
             source = self._weights(phase.start, moving, trees)
             trees |= {name: _copied(source[name]) for name in moving}
@@ -138,13 +138,13 @@ class Phases:
         frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]
         return (table.length > 0) & ~np.array(frozen, bool)
 
-    def collected_calls(self, at: Place, step: int) -> Table | None:
+    def collected_calls(self, at: PhasePosition, step: int) -> Table | None:
         """The collected calls that the step learns from; None if its phase plays."""
         if at.phase.source == "play":
             return None
         return hosts.from_first(lambda: self._drawn(at, step))
 
-    def _drawn(self, at: Place, step: int) -> Table:
+    def _drawn(self, at: PhasePosition, step: int) -> Table:
         key = at.number, at.first
         if key not in self._calls:
             self._calls = {key: self._source(at)}  # the calls of earlier phases are dropped
@@ -160,12 +160,12 @@ class Phases:
                 write_episodes(path := collected_path(self._folder, step), table)
                 sync_file(path)  # later phases need it as much as the checkpoint
 
-    def about(self, at: Place) -> dict[str, Any]:
+    def about(self, at: PhasePosition) -> dict[str, Any]:
         """The entries of a step's line about its phase."""
         name = at.phase.name or str(1 + at.number % len(self._list))
         return {"phase": name} if self._config.phases else {}
 
-    def _source(self, at: Place) -> Collected:
+    def _source(self, at: PhasePosition) -> Collected:
         kind, _, name = at.phase.source.partition(":")
         rewarded = not at.phase.flatten
         if kind != "collected":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marl_jax.alarms.watch import Watch
-from marl_jax.config.phase_fields import Place
+from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, Report
 from marl_jax.learning.estimators.groups import GroupCounts
@@ -69,5 +69,7 @@ class Road(Protocol):
     def serve(self, state: State) -> Player:
         """A player, with the policies of this state in its engines."""
 
-    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Result]:
+    def step(
+        self, runs: Sequence[Run], states: Sequence[State], at: PhasePosition, clock: Clock
+    ) -> list[Result]:
         """The results of the next step of each run."""

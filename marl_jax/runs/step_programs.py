@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from marl_jax import compiled
-from marl_jax.compiled.learn import evidence
+from marl_jax.compiled.learn import learner_columns
 
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
@@ -82,7 +82,7 @@ def trace(halves: compiled.Halves, layout: Layout, args: Sequence[Any]) -> Itera
     def learning(policy: str) -> jax.stages.Traced:
         def learn(state: compiled.State, leaves: list[jax.Array]) -> tuple[Any, Any, Any]:
             after, columns, metrics = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
-            return (after.trees[policy], after.learner[policy]), evidence(columns), metrics
+            return (after.trees[policy], after.learner[policy]), learner_columns(columns), metrics
 
         # New weights are placed as the old ones were.
         placed = jax.tree.map(lambda leaf: leaf.sharding, (args[0].trees[policy], args[0].learner[policy]))

@@ -113,7 +113,7 @@ class Stop:
         self._asked_at = time.monotonic()
         self.asked = True
         self._heard()
-        hosts.tell_stop()
+        hosts.request_stop()
 
     def _restore_handlers(self) -> None:
         for number, handler in self._before.items():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marl_jax.sampling.prefixes import Key, Owner, Prefixes, Tokens
-from marl_jax.sampling.requests import Request, Said
+from marl_jax.sampling.requests import Partial, Request
 from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -28,22 +28,22 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
-    said: Said | None = None  # the tokens that it sampled before it gave up its lane
+    sampled: Partial | None = None  # the tokens that it sampled before it gave up its lane
 
     @property
     def tokens(self) -> Tokens:
         """Its prompt and the tokens sampled so far."""
-        return self.request.tokens if self.said is None else (*self.request.tokens, *self.said.tokens)
+        return self.request.tokens if self.sampled is None else (*self.request.tokens, *self.sampled.tokens)
 
     @property
     def cached(self) -> int:
         """The number of tokens to prefill."""
-        return len(self.request.tokens) - 1 + (0 if self.said is None else len(self.said.tokens))
+        return len(self.request.tokens) - 1 + (0 if self.sampled is None else len(self.sampled.tokens))
 
     @property
     def left(self) -> int:
         """How many more tokens it may sample."""
-        return self.request.max_new_tokens - (0 if self.said is None else len(self.said.tokens))
+        return self.request.max_new_tokens - (0 if self.sampled is None else len(self.sampled.tokens))
 
     @property
     def owner(self) -> Owner:
@@ -67,7 +67,7 @@ class Feed(NamedTuple):
     tokens: Tokens
     start: int
     adapter: int
-    again: bool = False  # a lane that was given up had them in its cache
+    recomputed: bool = False  # a lane that was given up had them in its cache
 
 
 @dataclasses.dataclass
@@ -184,7 +184,7 @@ class Admission:
             if place is None:
                 return None
             row, start = place
-            wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter, waiting.said is not None))
+            wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter, waiting.sampled is not None))
         wave.locked.add(row)
         return row
 
@@ -207,7 +207,7 @@ class Admission:
         queues = self._queues if self._settings.lanes_at else [self._queues[self._turn]]
         for waiting in itertools.islice(heapq.merge(*queues, key=_arrival), window):
             chunk = chunk_of(waiting.cached)
-            if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty_rows.get(chunk):
+            if waiting.sampled is not None or not 0 < waiting.cached <= chunk or not empty_rows.get(chunk):
                 continue
             _, prefix = key = waiting.key
             if self._prefixes.find(key) is not None or self._prefixes.longest(key)[1]:

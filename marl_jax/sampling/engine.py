@@ -200,7 +200,7 @@ class Engine:
         given_up = []
         for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
             waiting = bank.requests.pop(int(table.tickets[lane]))
-            given_up.append(waiting._replace(said=table.give_up(lane)))
+            given_up.append(waiting._replace(sampled=table.give_up(lane)))
         admission.resume(given_up)
         self._swap(bank, admission.places.settle())
         self.stats.given_up += len(given_up)
@@ -246,14 +246,14 @@ class Engine:
                     waiting.request,
                     waiting.adapter,
                     self.config.vocab_size,
-                    waiting.said,
+                    waiting.sampled,
                 )
                 bank.requests[waiting.ticket] = waiting
-            fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.again)
-            prompt_tokens = sum(waiting.cached for *_, waiting in wave.seats if waiting.said is None)
+            fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.recomputed)
+            prompt_tokens = sum(waiting.cached for *_, waiting in wave.seats if waiting.sampled is None)
             self.stats.prefilled_tokens += fed
             self.stats.reused_tokens += prompt_tokens - fed
-            self.stats.recomputed_tokens += sum(len(feed.tokens) for feed in wave.feeds if feed.again)
+            self.stats.recomputed_tokens += sum(len(feed.tokens) for feed in wave.feeds if feed.recomputed)
             free = free[len(wave.seats) :]
 
     def _parts(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from marl_jax.sampling.programs import Features, Lanes, Sampled
-from marl_jax.sampling.requests import Completion, Request, Said, noise_key
+from marl_jax.sampling.requests import Completion, Partial, Request, noise_key
 from marl_jax.sampling.rungs import FREE
 
 
@@ -53,7 +53,13 @@ class LaneTable:
         return int(self.lanes.position.max(where=self.lanes.active, initial=0))
 
     def occupy(
-        self, lane: int, ticket: int, request: Request, adapter: int, vocab: int, before: Said | None = None
+        self,
+        lane: int,
+        ticket: int,
+        request: Request,
+        adapter: int,
+        vocab: int,
+        before: Partial | None = None,
     ) -> None:
         """Give a request a lane: all of its tokens but the last are cached, the last is fed next.
 
@@ -88,13 +94,13 @@ class LaneTable:
         for leaf in (*jax.tree.leaves(self.lanes), *record):
             leaf[[one, other]] = leaf[[other, one]]
 
-    def give_up(self, lane: int) -> Said | None:
+    def give_up(self, lane: int) -> Partial | None:
         """Free the lane; returns its tokens so far, None if there are none."""
         count = int(self.lanes.generated[lane])
         self.tickets[lane], self.lanes.active[lane] = FREE, False
         if not count:
             return None
-        return Said(
+        return Partial(
             tuple(self.sampled(lane)),
             self.logprobs[lane, :count].copy(),
             self.kept[lane, :count].copy(),

@@ -54,7 +54,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class Partial:
     """The tokens that a request sampled before it gave up its lane."""
 
     tokens: tuple[int, ...]  # without the prompt

@@ -157,7 +157,7 @@ def plan(
     load: Load,
     *,
     budget_bytes: int | None = None,
-    beside_bytes: int = 0,
+    update_bytes: int = 0,
     lanes: int | None = None,
     steps: int | None = None,
     platform: str | None = None,
@@ -167,7 +167,7 @@ def plan(
 
     `lanes` and `steps` default to what keeps this kind of device busy; default lanes are no more than the requests and
     fit the budget. The budget covers caches and working memory, not the weights, and is half of the free memory by
-    default. Something that takes turns with the engine may need `beside_bytes` of the budget while the caches stay.
+    default. Something that takes turns with the engine may need `update_bytes` of the budget while the caches stay.
     Histories get rows if memory is left. `platform` (cpu, gpu, tpu) is by default that of the device at hand. `devices`
     counts the devices that share the rows of caches and those that share their heads; the budget is that of one device.
     Lanes of each rung, and prefixes, are a multiple of the first count. The devices of a CPU share one memory.
@@ -187,7 +187,7 @@ def plan(
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
     rows = devices[0]
     split = (1, 1) if sizes is CPU else devices
-    needed = lambda settings: memory_bytes(config, settings, beside_bytes, split)
+    needed = lambda settings: memory_bytes(config, settings, update_bytes, split)
     max_lanes = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
     shortest = min(context, load.min_prompt + 2 * steps)
@@ -241,7 +241,7 @@ def plan(
     while needed(with_lanes(count)) > budget:
         if lanes or count == 1:
             need = needed(with_lanes(count))
-            others = f", or {_gib(beside_bytes)} of what takes turns with it" if beside_bytes else ""
+            others = f", or {_gib(update_bytes)} of what takes turns with it" if update_bytes else ""
             raise ValueError(
                 f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
                 f"working memory{others}; the budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower "
@@ -288,12 +288,12 @@ def prefix_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[i
 
 
 def memory_bytes(
-    config: ModelConfig, settings: EngineSettings, beside: int = 0, devices: tuple[int, int] = (1, 1)
+    config: ModelConfig, settings: EngineSettings, update_bytes: int = 0, devices: tuple[int, int] = (1, 1)
 ) -> int:
     """Memory of an engine besides the weights, on each device: lanes, prefixes, one array being reshaped, and working
     memory.
 
-    While the engine is idle, something else may take `beside` bytes; the larger of that and working memory counts.
+    While the engine is idle, something else may take `update_bytes`; the larger of that and working memory counts.
     """
     over, heads = devices
     lanes, prefixes = (bytes_of(config, settings, devices) for bytes_of in (lane_bytes, prefix_bytes))
@@ -310,7 +310,7 @@ def memory_bytes(
     beside_prefill = logits * (settings.banks - 1) // settings.banks
     prefill = cache_bytes(config, rows, settings.context) + scores
     working = reshaped + max(logits, beside_prefill + prefill) + settings.banks * layers
-    return lanes + prefixes + max(working, beside)
+    return lanes + prefixes + max(working, update_bytes)
 
 
 def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from marl_jax.alarms.watch import Watch, is_along, judge, watch_of
 from marl_jax.run_folder import folder
-from marl_jax.run_folder.json_lines import lacking, read_lines
+from marl_jax.run_folder.json_lines import missing_evaluations, read_lines
 
 Record = Mapping[str, Any]
 ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # from values that no run writes
@@ -381,4 +381,4 @@ def cast_of(record: Record, seed: Any) -> str:
 def lost_evaluations(run: Run) -> list[int]:
     """Steps whose evaluation the run made and `eval.jsonl` lacks; none if the run was changed at a resume."""
     every = (run.config.get("evaluation") or {}).get("every") or 0
-    return [] if run.about.get("changes") else lacking(run.evaluations, every, run.step)
+    return [] if run.about.get("changes") else missing_evaluations(run.evaluations, every, run.step)

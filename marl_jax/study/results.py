@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.folder import FolderError, outside, path_errors
+from marl_jax.run_folder.folder import FolderError, output_folder, path_errors
 from marl_jax.study.record import ODD, Record, Run, find_runs, read_run, sound
 from marl_jax.user_cache import machine
 
@@ -73,7 +73,7 @@ def collect(
     root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
 ) -> tuple[list[Path], list[str]]:
     """Write the finished runs below a directory, each at its relative path; the files, and why other runs have none."""
-    top, target = Path(os.path.expanduser(root)).absolute(), outside(out)
+    top, target = Path(os.path.expanduser(root)).absolute(), output_folder(out)
     written, unread = list[Path](), list[str]()
     for folder in find_runs(top, unread):
         try:

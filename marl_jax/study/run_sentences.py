@@ -152,13 +152,13 @@ def warnings(run: Run) -> list[str]:
             found.append(
                 f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
             )
-    found += lost(run)
+    found += lost_evaluations_line(run)
     for change in run.about.get("changes") or ():
         found.append("resumed with another configuration: " + "; ".join(map(str, change)))
     return found
 
 
-def lost(run: Run) -> list[str]:
+def lost_evaluations_line(run: Run) -> list[str]:
     """A line that names the evaluations that the run made and eval.jsonl lacks; none if it has all."""
     steps = ", ".join(map(str, lost_evaluations(run)))
     return [f"eval.jsonl is damaged: it lacks the evaluation of step {steps}"] if steps else []

@@ -28,7 +28,7 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     return [table for table in (*found, contrasts(pairs), refused) if table.rows]
 
 
-def in_terminal(runs: Mapping[str, Run]) -> list[Table]:
+def terminal_tables(runs: Mapping[str, Run]) -> list[Table]:
     """The tables of runs, by their names; if none compares them, a table with a row for each run comes first."""
     found = tables_of(list(runs.values()))
     if all(table.facts for table in found) and runs:

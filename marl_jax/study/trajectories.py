@@ -20,7 +20,7 @@ from absl import logging
 import marl_jax
 from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import FolderError, outside
+from marl_jax.run_folder.folder import FolderError, output_folder
 from marl_jax.runs.loading.stored import path_of
 from marl_jax.study.page_episodes import NAMES, paths_of
 
@@ -38,7 +38,7 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
         raise FolderError(
             f"'{folder}' has no recorded episodes: train with --config.logging.episodes_every=1, say"
         )
-    place = outside(out)
+    place = output_folder(out)
     if any(place.glob("*")):
         raise FolderError(f"'{place}' is not empty: choose another --out")
     written = []

@@ -49,7 +49,7 @@ def percent(value: float | None) -> str:
     return NONE if value is None else f"{value:.1%}"
 
 
-def small(p: float | None) -> str:
+def p_text(p: float | None) -> str:
     """A p value; a dash if there is none."""
     return NONE if p is None or p != p else f"{p:.2g}"
 

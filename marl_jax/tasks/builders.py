@@ -151,7 +151,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=home.parent))
-            user_cache.as_usual(work, 0o777)
+            user_cache.apply_umask(work, 0o777)
         except OSError as error:
             raise DataError(
                 f"tasks cannot be prepared in '{home.parent}' ({error.strerror}): name another folder with "

@@ -112,7 +112,7 @@ class Live:
         elif first or step >= self._steps or now >= self._last_line + LINE_S:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
 
-    def failing(self, step: int, errors: Sequence[str | None], what: str = "episode") -> None:
+    def failures(self, step: int, errors: Sequence[str | None], what: str = "episode") -> None:
         """Call after every training step, with the errors of its episodes or paths. A note is shown if all failed with
         a new first error, and once if some failed.
         """
@@ -157,7 +157,7 @@ class Live:
             self._draw()
         self._stream = None
 
-    def beside(self, name: str) -> "Live":
+    def for_seed(self, name: str) -> "Live":
         """A view for another run that trains side by side: its lasting lines are shown here, with its name."""
         other = Live(self._steps, self._roles, io.StringIO())
         self._others[name] = other

@@ -46,7 +46,7 @@ def majority(answers: Sequence[str | None]) -> int:
     return answers.index(counts.most_common(1)[0][0]) if counts else 0
 
 
-def whole(text: str) -> str | None:
+def stripped(text: str) -> str | None:
     """The text itself, without surrounding white space."""
     return text.strip() or None
 

@@ -169,7 +169,7 @@ def test_the_steps_of_a_phase_are_compared_with_its_own():
 
 @pytest.mark.parametrize("monitor", MONITORS, ids=lambda monitor: monitor.name)
 def test_every_monitor_is_told_whole(monitor):
-    assert "{" not in monitor.condition and monitor.means.endswith(".") and not monitor.look.endswith(".")
+    assert "{" not in monitor.condition and monitor.means.endswith(".") and not monitor.where.endswith(".")
 
 
 def test_the_page_says_of_every_monitor_what_the_code_says():

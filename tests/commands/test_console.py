@@ -120,9 +120,9 @@ def test_a_base_of_the_package_is_found_from_any_folder_and_ones_own_first(tmp_p
     (tmp_path / base).mkdir(parents=True)
     (tmp_path / base / "config.json").write_text("{}")
     assert digest_model(base) != wanted
-    assert packaged.located("elsewhere/bases/micro-xs") == packaged.Path("elsewhere/bases/micro-xs")
+    assert packaged.resolve_path("elsewhere/bases/micro-xs") == packaged.Path("elsewhere/bases/micro-xs")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert packaged.located(f"~/{base}") == tmp_path / base
+    assert packaged.resolve_path(f"~/{base}") == tmp_path / base
 
 
 def test_help_that_was_asked_for_is_no_failure_and_loads_nothing_that_it_does_not_say():

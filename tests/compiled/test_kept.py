@@ -61,7 +61,7 @@ def test_kept_programs_give_what_they_gave_and_are_given_what_they_need(cold):
 def test_what_jax_found_in_its_own_cache_is_not_kept(cold):
     """XLA would write it without its code, which is seen when it runs."""
     programs(cold)
-    with kept.found_by_jax(None) as found:
+    with kept.jax_cache_hits(None) as found:
         made = programs()
     assert len(found) >= 2
     kept.keep(cold / "step-0-cache", made, None, found)
@@ -69,7 +69,7 @@ def test_what_jax_found_in_its_own_cache_is_not_kept(cold):
     if jax.default_backend() == "cpu":  # even if nobody says so
         kept.keep(cold / "step-0-cache", made, None, [])
         assert not (cold / "step-0-cache").exists()
-    with kept.found_by_jax(None) as found:
+    with kept.jax_cache_hits(None) as found:
         made = programs(cold)
     kept.keep(cold / "step-0-cache", made, None, found)
     assert values(loaded(cold / "step-0-cache")) == values(made)
@@ -111,11 +111,11 @@ def test_a_damaged_file_is_as_none_and_is_written_anew(cold, damage):
         warnings.simplefilter("error")
         assert loaded(file) is None
         programs()  # JAX has them
-        with kept.found_by_jax(file) as found:
+        with kept.jax_cache_hits(file) as found:
             made = programs()
         kept.keep(file, made, None, found)
     assert values(loaded(file)) == values(made)
-    with kept.found_by_jax(None) as found:
+    with kept.jax_cache_hits(None) as found:
         programs()
     assert found  # as before
     assert loaded(cold / "step-1-cache") is None and loaded(None) is None
@@ -137,9 +137,7 @@ def other(cell, **changes):
 
 
 def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts, monkeypatch):
-    place = lambda cell=cell, parts=parts, devices=DEVICES, **more: kept.place_of(
-        cell, parts, devices, **more
-    )
+    place = lambda cell=cell, parts=parts, devices=DEVICES, **more: kept.file_of(cell, parts, devices, **more)
     whole = place()
     assert whole.parent == cold and place() == whole
     assert place(other(cell, seed=7)) == whole  # its noise and weights are arguments
@@ -148,9 +146,9 @@ def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts
         "configuration": place(other(cell, learner=dataclasses.replace(cell.learner, optimiser=optimiser))),
         "steps": place(other(cell, steps=cell.steps + 1)),  # the rates of all steps are in the program
         "prompts": place(parts=other(parts, prompts=type(parts.prompts)({"generator": "Solve this."}))),
-        "shapes": place(arguments=kept.shown({"x": jnp.zeros(3)})),
-        "other shapes": place(arguments=kept.shown({"x": jnp.zeros(4)})),
-        "types": place(arguments=kept.shown({"x": jnp.zeros(4, jnp.int32)})),
+        "shapes": place(arguments=kept.describe({"x": jnp.zeros(3)})),
+        "other shapes": place(arguments=kept.describe({"x": jnp.zeros(4)})),
+        "types": place(arguments=kept.describe({"x": jnp.zeros(4, jnp.int32)})),
         "options": place(options={"xla_backend_optimization_level": 1}),
     }
     jax.config.update("jax_default_matmul_precision", "highest")
@@ -168,7 +166,7 @@ def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts
 
 
 def test_nothing_is_kept_that_no_name_tells_apart(cold, cell, parts, monkeypatch):
-    place = lambda cell=cell, parts=parts: kept.place_of(cell, parts, DEVICES)
+    place = lambda cell=cell, parts=parts: kept.file_of(cell, parts, DEVICES)
     assert place()
     estimator = dataclasses.replace(cell.advantages, estimator="os.path:join")
     assert place(other(cell, advantages=estimator)) is None  # code of one's own

@@ -186,7 +186,7 @@ def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
 
 
 def says_a_number(task, prompts):
-    return (yield Call("generator", prompts.generator(question=task.question), read=parse.whole))
+    return (yield Call("generator", prompts.generator(question=task.question), read=parse.stripped))
 
 
 def test_an_answer_without_its_box_is_right_by_text_and_beyond_the_arrays():

@@ -19,7 +19,7 @@ from marl_jax.compiled import (
     to_host,
 )
 from marl_jax.compiled.cast import rates
-from marl_jax.compiled.stage import OUTSIDE, Line, Said
+from marl_jax.compiled.stage import OUTSIDE, Said, StageCall
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
@@ -190,7 +190,7 @@ def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
 
 def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_place():
     """-1 of an array is what `choice` is where nothing was read."""
-    line = Line(cue=None, policy="p0", made=jnp.ones(4, bool), reads=None, bound=0)
+    line = StageCall(cue=None, policy="p0", made=jnp.ones(4, bool), reads=None, bound=0)
     said = Said(None, 2, [line] * 3)
     assert said.at(-1).tolist() == [4] * 4 and said.at(0).tolist() == [2] * 4
     assert said.at(jnp.array([-1, 0, 2, 3])).tolist() == [OUTSIDE, 2, 4, OUTSIDE]

@@ -567,7 +567,7 @@ def test_another_schema_is_refused():
 def test_who_has_nobody_to_be_compared_with_in_one_episode_is_known(cell, changes, alone):
     asked = list(changes.items())
     config = load_config(f"configs/micro.py:{cell}-shared-s-math", asked)
-    assert walks.alone(config) == alone
+    assert walks.has_single_groups(config) == alone
     once = [*asked, ("rollout.samples", "1"), ("rewards.name", "own_correctness")]
     if not alone:
         load_config(f"configs/micro.py:{cell}-shared-s-math", once)
@@ -577,4 +577,4 @@ def test_who_has_nobody_to_be_compared_with_in_one_episode_is_known(cell, change
 
 def test_groups_of_ones_own_workflow_are_known_to_be_single_where_all_calls_are_apart():
     for key, alone in (("role", False), ("task,role,slot,turn", True)):
-        assert walks.alone(own(("advantages.group", key))) == alone
+        assert walks.has_single_groups(own(("advantages.group", key))) == alone

@@ -6,7 +6,7 @@ import json
 import pytest
 from test_config import VOTING, refused
 
-from marl_jax.config.phase_fields import Phase, learner_of, place
+from marl_jax.config.phase_fields import Phase, learner_of, phase_at
 from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.learning import LearnerConfig, LossConfig
 
@@ -14,7 +14,7 @@ TWO = (Phase(3, "a"), Phase(2, "b"))
 
 
 def test_the_list_begins_again_when_it_is_through():
-    found = [(at.number, at.phase.name, at.first) for at in (place(TWO, step) for step in range(12))]
+    found = [(at.number, at.phase.name, at.first) for at in (phase_at(TWO, step) for step in range(12))]
     first_round = [(0, "a", 0)] * 3 + [(1, "b", 3)] * 2
     second_round = [(2, "a", 5)] * 3 + [(3, "b", 8)] * 2
     assert found == first_round + second_round + [(4, "a", 10)] * 2
@@ -49,15 +49,15 @@ def test_a_phase_changes_the_learner_by_path():
 def test_who_trains():
     owners = {"generator/0": "p0", "generator/1": "p1", "judge": "p0"}
     whole, one = Phase(1), Phase(1, roles=("generator/1",))
-    assert whole.moves(owners, ()) == ("p0", "p1") and whole.trains("judge", 0, "p0")
-    assert one.moves(owners, ()) == ("p1",)
+    assert whole.trained_policies(owners, ()) == ("p0", "p1") and whole.trains("judge", 0, "p0")
+    assert one.trained_policies(owners, ()) == ("p1",)
     assert one.trains("generator", 1, "p1") and not one.trains("generator", 0, "p0")
-    assert Phase(1, policies=("p0",)).moves(owners, ("judge",)) == ("p0",)
-    assert Phase(1, roles=("judge",)).moves(owners, ("judge",)) == ()
+    assert Phase(1, policies=("p0",)).trained_policies(owners, ("judge",)) == ("p0",)
+    assert Phase(1, roles=("judge",)).trained_policies(owners, ("judge",)) == ()
     # A single slot of a role that the map has as one.
-    assert Phase(1, roles=("judge/2",)).moves({"judge": "p0"}, ()) == ("p0",)
+    assert Phase(1, roles=("judge/2",)).trained_policies({"judge": "p0"}, ()) == ("p0",)
     # One that has a policy of its own beside the role's.
-    assert Phase(1, roles=("judge/2",)).moves({"judge": "p0", "judge/2": "p1"}, ()) == ("p1",)
+    assert Phase(1, roles=("judge/2",)).trained_policies({"judge": "p0", "judge/2": "p1"}, ()) == ("p1",)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ def talk():
     """Every way of telling, of small values and large ones, and of errors."""
     me = hosts.index()
     assert hosts.count() == int(HOSTS) and hosts.is_first() == (me == 0)
-    assert hosts.together(lambda: ("process", me)) == [("process", k) for k in range(int(HOSTS))]
-    large = hosts.together(lambda: np.arange(3000 * (me + 1), dtype=np.float64) / 7)
+    assert hosts.from_all(lambda: ("process", me)) == [("process", k) for k in range(int(HOSTS))]
+    large = hosts.from_all(lambda: np.arange(3000 * (me + 1), dtype=np.float64) / 7)
     assert [len(one) for one in large] == [3000 * (k + 1) for k in range(int(HOSTS))]
     np.testing.assert_array_equal(large[-1], np.arange(3000 * int(HOSTS)) / 7)
     weird = hosts.from_first(lambda: np.array([-0.0, np.nan, 5e-324]))
@@ -23,7 +23,7 @@ def talk():
     assert hosts.any_of(me == 1) and not hosts.any_of(False)
     assert hosts.share(range(5)) == list(range(5))[me :: int(HOSTS)]
     for attempt in (
-        lambda: hosts.together(lambda: refused(me == 1)),
+        lambda: hosts.from_all(lambda: refused(me == 1)),
         lambda: hosts.from_first(lambda: refused(True)),
     ):
         try:
@@ -33,7 +33,7 @@ def talk():
         else:
             raise AssertionError("an error of one process is an error of all")
     try:
-        with hosts.telling():
+        with hosts.sharing_errors():
             if me == 1:
                 refused(True)
             hosts.from_first(lambda: 1)
@@ -56,11 +56,11 @@ def stop():
     """Process 1 is asked to stop, and all hear."""
     heard = threading.Event()
     hosts.on_stop(heard.set)
-    hosts.together(lambda: None)
+    hosts.from_all(lambda: None)
     if hosts.index() == 1:
-        hosts.tell_stop()
+        hosts.request_stop()
     assert heard.wait(20)
-    hosts.together(lambda: None)
+    hosts.from_all(lambda: None)
     print("heard")
 
 

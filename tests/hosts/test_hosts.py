@@ -19,7 +19,7 @@ from marl_jax import hosts
 from marl_jax.config.run_config import ConfigError, MeshConfig, load_config
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.hosts import companion, joining
-from marl_jax.hosts.gathering import whole
+from marl_jax.hosts.gathering import merged
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.runs import train
 from marl_jax.runs.loading.parts import PartsError, make_mesh
@@ -58,7 +58,7 @@ EVERY = [episode(task, sample, roles) for task, roles in enumerate(ROLES) for sa
 def test_shares_of_a_rollout_make_the_table_of_one_process(count):
     by_task = [EVERY[start : start + 2] for start in range(0, len(EVERY), 2)]
     shares = [[one for task in by_task[k::count] for one in task] for k in range(count)]
-    found, expected = whole([Table.of(share) for share in shares]), Table.of(EVERY)
+    found, expected = merged([Table.of(share) for share in shares]), Table.of(EVERY)
     for name in COLUMNS:
         mine, theirs = getattr(found, name), getattr(expected, name)
         if isinstance(theirs, Ragged):
@@ -102,8 +102,8 @@ def test_what_processes_tell_each_other_is_equal_to_the_bit_and_an_error_of_one_
 def test_one_process_is_alone_and_needs_nobody():
     with hosts.joined(1):
         assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
-        assert hosts.together(lambda: 5) == [5] and hosts.share([1, 2]) == [1, 2] and hosts.any_of(True)
-        with pytest.raises(ZeroDivisionError), hosts.telling():
+        assert hosts.from_all(lambda: 5) == [5] and hosts.share([1, 2]) == [1, 2] and hosts.any_of(True)
+        with pytest.raises(ZeroDivisionError), hosts.sharing_errors():
             hosts.from_first(lambda: 1 / 0)
 
 

@@ -238,7 +238,7 @@ def test_rows_that_are_only_described_may_be_greedy():
 def test_the_settings_of_an_objective_are_those_of_its_surrogate():
     learner = config(loss=LossConfig("sft"))
     settings = update_programs.Settings.of(Qwen3(TINY), learner)
-    assert settings.loss.kind == "pg" and not settings.sampler_weights and learner.loss.heeds_sampler
+    assert settings.loss.kind == "pg" and not settings.sampler_weights and learner.loss.corrects_sampler
     assert update_programs.Settings.of(Qwen3(TINY), config()).sampler_weights
 
 

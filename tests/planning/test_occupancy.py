@@ -13,7 +13,7 @@ from marl_jax.models import ModelConfig, init
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.lengths import Lengths, PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.occupancy import Length, copies, occupancy, occupancy_at_length
-from marl_jax.planning.plan import demand_of, told
+from marl_jax.planning.plan import demand_of, with_demand
 from marl_jax.rollouts import read_episodes
 from marl_jax.sampling import Engine, EngineSettings, Request
 from marl_jax.terminal.page import plan_page
@@ -135,7 +135,9 @@ def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
 
 def test_lanes_are_those_of_the_run_whatever_lengths_a_plan_is_told(flagship):
     config, plan = flagship
-    other = told(plan, config, of_all(config, ModelConfig.preset("0.6b")), demand_of(config, Lengths(0.25)))
+    other = with_demand(
+        plan, config, of_all(config, ModelConfig.preset("0.6b")), demand_of(config, Lengths(0.25))
+    )
     assert other.shapes == plan.shapes and other.seconds["decode"] < 0.6 * plan.seconds["decode"]
 
 

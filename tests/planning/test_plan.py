@@ -536,7 +536,7 @@ def test_engines_that_only_play_share_the_memory_that_is_free(platform):
     engines = (decode_groups(config(cell).policies.specs) for cell in cells)
     one, two = (room(config(), device, 1000, (), (1, len(groups))) for groups in engines)
     assert (one.budget, two.budget) == ((500, 250) if platform == "cpu" else (900, 450))
-    assert one.beside == 0  # nothing is trained
+    assert one.update == 0  # nothing is trained
 
 
 def test_the_page_names_every_kind_of_device_and_what_dominates():

@@ -14,8 +14,8 @@ from marl_jax.planning.devices import KINDS
 from marl_jax.planning.liveness import count_equations, made_bytes
 from marl_jax.planning.memory import OF_SEEDS
 from marl_jax.planning.plan import find_models, make_plan
-from marl_jax.planning.step_memory import EQUATION_BYTES, StepMemory, in_one_program, seeds_that_fit
-from marl_jax.runs.opening import check_foreseen
+from marl_jax.planning.step_memory import EQUATION_BYTES, StepMemory, compiled_plan, seeds_that_fit
+from marl_jax.runs.opening import check_before_run
 
 K = 1 << 10
 
@@ -28,7 +28,7 @@ def cell():
 
 @pytest.fixture(scope="module")
 def road(cell):
-    return check_foreseen(cell, make_plan(cell, find_models(cell)[0], HERE))
+    return check_before_run(cell, make_plan(cell, find_models(cell)[0], HERE))
 
 
 @pytest.mark.long
@@ -74,7 +74,7 @@ def test_compiling_is_planned_by_the_equations_of_the_step(cell, road):
     step, _ = road.planned()
     hosted = make_plan(cell, find_models(cell)[0], HERE)
     more = dataclasses.replace(step, equations=step.equations + 1000)
-    added = in_one_program(hosted, cell, more).total - in_one_program(hosted, cell, step).total
+    added = compiled_plan(hosted, cell, more).total - compiled_plan(hosted, cell, step).total
     assert step.equations > 1000 and added == 1000 * EQUATION_BYTES
 
 
@@ -84,7 +84,7 @@ def test_where_accelerators_cut_weights_the_step_is_counted_as_cut(cell, road):
 
     def arrays(model, device):
         one = dataclasses.replace(cell, mesh=MeshConfig(data=2, model=model))
-        parts = in_one_program(make_plan(one, models, device), one, step).parts
+        parts = compiled_plan(make_plan(one, models, device), one, step).parts
         return {part.name: part.bytes for part in parts if "compiled step" in part.name}
 
     one, other = arrays(1, KINDS[0]), arrays(2, KINDS[0])
@@ -104,8 +104,8 @@ def test_the_plan_says_how_many_seeds_fit(cell, road):
     step, _ = road.planned()
     hosted = make_plan(cell, find_models(cell)[0], HERE)
     eight = dataclasses.replace(cell, seeds=8)
-    all_of_them = in_one_program(hosted, eight, step).total
-    names = {part.name for part in in_one_program(hosted, cell, step).parts}
+    all_of_them = compiled_plan(hosted, eight, step).total
+    names = {part.name for part in compiled_plan(hosted, cell, step).parts}
     assert "working memory of the compiled step" in names and "gradient trees" not in names
     assert seeds_that_fit(hosted, eight, step) == 8
     short = dataclasses.replace(hosted, device=with_memory(all_of_them - 1))
@@ -113,13 +113,13 @@ def test_the_plan_says_how_many_seeds_fit(cell, road):
     # One seed alone is cut over the devices, so it may need more than two: as many fit as the largest number that does.
     four = dataclasses.replace(step, devices=4)
     need = [
-        in_one_program(hosted, dataclasses.replace(cell, seeds=seeds), four).total for seeds in range(1, 9)
+        compiled_plan(hosted, dataclasses.replace(cell, seeds=seeds), four).total for seeds in range(1, 9)
     ]
     for free in (need[1] - 1, need[1], need[0], need[4]):
         less = dataclasses.replace(hosted, device=with_memory(free))
         most = max((seeds for seeds, total in enumerate(need, 1) if total <= free), default=0)
         assert seeds_that_fit(less, eight, four) == most
-    assert "lower --config.seeds (8)" in in_one_program(short, eight, step).trouble(eight)
+    assert "lower --config.seeds (8)" in compiled_plan(short, eight, step).trouble(eight)
 
 
 def test_seeds_on_the_hosted_road_take_their_states_and_their_time(cell):
@@ -152,4 +152,4 @@ def test_a_plan_refuses_settings_that_the_road_does_not_take():
     """Its base need not be here."""
     config = load_config("configs/qwen3.py:single-shared-0.6b-math", [("road", "compiled")])
     with pytest.raises(NoArrayForm, match="tasks of dapo_math"):
-        check_foreseen(config, None)
+        check_before_run(config, None)

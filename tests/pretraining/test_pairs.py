@@ -11,7 +11,7 @@ import pytest
 from marl_jax.config.run_config import load_file
 from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.pretraining.pairs import count_pairs, read_pairs, unfamiliar, write_pairs
+from marl_jax.pretraining.pairs import count_pairs, read_pairs, unfamiliar_prompts, write_pairs
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import flows, play
@@ -78,7 +78,7 @@ def knows(*texts):
 
 
 def test_a_template_of_new_pairs_is_told_with_the_most_frequent_ones():
-    (line,) = unfamiliar(table("abab", "abxaxa"), knows("abab"), TOKENIZER)
+    (line,) = unfamiliar_prompts(table("abab", "abxaxa"), knows("abab"), TOKENIZER)
     # ab ba ab, ab bx xa ax xa: 4 of 8 are new, xa twice.
     assert line.startswith(
         "the prompts of 'generator' are far from what the base was trained on: 50% of their pairs"
@@ -87,8 +87,8 @@ def test_a_template_of_new_pairs_is_told_with_the_most_frequent_ones():
 
 
 def test_later_prompts_are_judged_by_what_they_add_and_told_apart():
-    assert unfamiliar(table("abab", later=["ab"]), knows("abab"), TOKENIZER) == []
-    (line,) = unfamiliar(table("abab", later=["ac"]), knows("abab"), TOKENIZER)
+    assert unfamiliar_prompts(table("abab", later=["ab"]), knows("abab"), TOKENIZER) == []
+    (line,) = unfamiliar_prompts(table("abab", later=["ac"]), knows("abab"), TOKENIZER)
     assert line.startswith("the later prompts of 'generator'") and "100%" in line
 
 
@@ -103,12 +103,12 @@ def test_what_a_branch_adds_is_judged_by_the_call_before_its_fork():
     later = [call((*start, *said, *ids(text)), after=0, path=(way,)) for way, text in enumerate(("ab", "ac"))]
     leaves = tuple(Leaf((way,), None) for way in range(2))
     forked = Episode(Task("t", "math", "?"), 0, "any", (call(start), *later), None, leaves=leaves)
-    (line,) = unfamiliar(Table.of([forked]), knows("abab"), TOKENIZER)
+    (line,) = unfamiliar_prompts(Table.of([forked]), knows("abab"), TOKENIZER)
     assert line.startswith("the later prompts of 'generator'") and "50%" in line and "'ac'" in line
 
 
 def test_a_base_that_does_not_tell_is_not_judged():
-    assert unfamiliar(table("abab"), {"p0": None}, TOKENIZER) == []
+    assert unfamiliar_prompts(table("abab"), {"p0": None}, TOKENIZER) == []
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def played(scale, family, size, problems=3):
 def test_no_cell_that_a_base_was_trained_for_is_told_and_every_one_in_other_words_is(scale, family):
     seen = read_pairs(BASES / f"micro-{scale}")
     for name, own in played(scale, family, "micro").items():
-        assert unfamiliar(own, dict.fromkeys(own.policies, seen), TOKENIZER) == [], name
+        assert unfamiliar_prompts(own, dict.fromkeys(own.policies, seen), TOKENIZER) == [], name
     for name, other in played(scale, family, "full", problems=1).items():
-        told = unfamiliar(other, dict.fromkeys(other.policies, seen), TOKENIZER)
+        told = unfamiliar_prompts(other, dict.fromkeys(other.policies, seen), TOKENIZER)
         assert {role for role in other.present() if any(f"'{role}'" in line for line in told)} == {
             *other.present()
         }, name

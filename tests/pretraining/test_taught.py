@@ -8,10 +8,10 @@ import pytest
 
 from marl_jax.config.run_config import load_config
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.pretraining.recipe import Recipe
-from marl_jax.pretraining.taught import untaught, warning_of, words_of
-from marl_jax.runs.loading.parts import words
+from marl_jax.pretraining.taught import untaught, untaught_warning, words_of
+from marl_jax.runs.loading.parts import read_prompts
 from marl_jax.workflows import BUILT_IN, Prompts, load_prompts
 
 
@@ -20,11 +20,11 @@ def test_committed_bases_were_trained_on_the_words_of_every_built_in_role(scale)
     for name, flow in BUILT_IN.items():
         for family in flow.families:
             config = load_config(f"micro:{name}-shared-{scale}-{family}")
-            assert warning_of(config, words(config)) == ""
+            assert untaught_warning(config, read_prompts(config)) == ""
 
 
 def test_the_list_of_a_committed_base_follows_from_its_recipe():
-    about = json.loads((located("configs/bases/micro-xs") / "recipe.json").read_text())
+    about = json.loads((resolve_path("configs/bases/micro-xs") / "recipe.json").read_text())
     recipe = Recipe("xs", about["recipe"]["steps"], seed=about["recipe"]["seed"])
     assert words_of(recipe, build_micro_tokenizer()) == about["words"]
 
@@ -35,13 +35,15 @@ def test_roles_whose_words_are_new_are_named(tmp_path):
     other = Prompts({**prompts.files, "aggregator": "## user\nsay something\n{{question}}\n"})
     assert untaught(config, prompts) == []
     assert untaught(config, other) == ["aggregator"]
-    assert warning_of(config, other).startswith("the base was never trained on the words of aggregator: ")
+    assert untaught_warning(config, other).startswith(
+        "the base was never trained on the words of aggregator: "
+    )
 
 
 def test_a_base_that_does_not_say_is_taken_to_understand(tmp_path):
-    base = shutil.copytree(located("configs/bases/micro-xs"), tmp_path / "base")
+    base = shutil.copytree(resolve_path("configs/bases/micro-xs"), tmp_path / "base")
     config = load_config("micro:voting-shared-xs-math", [("policies.base", str(base))])
     full = dataclasses.replace(config, workflow=dataclasses.replace(config.workflow, prompts="full"))
-    assert untaught(full, words(full)) == ["generator", "aggregator"]  # the words for larger models
+    assert untaught(full, read_prompts(full)) == ["generator", "aggregator"]  # the words for larger models
     (base / "recipe.json").unlink()
-    assert untaught(full, words(full)) == []
+    assert untaught(full, read_prompts(full)) == []

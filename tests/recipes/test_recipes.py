@@ -16,7 +16,7 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.planning.devices import Device
 from marl_jax.planning.plan import demand_of, find_models, make_plan
-from marl_jax.runs.opening import check_foreseen
+from marl_jax.runs.opening import check_before_run
 from recipes import run
 from recipes.recipe import Recipe, Trained, changed, find, micro, names
 from recipes.run import compared, of_arm, sampled, trained
@@ -83,7 +83,7 @@ def test_a_recipe_says_what_it_claims_and_every_arm_can_be_started(name, tmp_pat
         config = of_arm(recipe, arm, tmp_path, 0)
         models, _ = find_models(config)
         made = make_plan(config, models, HERE, demand_of(config, problems=1))
-        check_foreseen(config, made)
+        check_before_run(config, made)
         assert made.fits
         for fields in ({}, *recipe.also.values()):
             changed(changed(config, recipe.examined), fields)

@@ -10,7 +10,7 @@ from pace import slowness
 from marl_jax.rewards import Pool, assert_tests, extract_program, parse_tests, run_program, submit_program
 from marl_jax.rewards.code import Computed, compute
 from marl_jax.rewards.families import grade_answer
-from marl_jax.rewards.sandbox.verdicts import Verdict, done
+from marl_jax.rewards.sandbox.verdicts import Verdict, resolved
 from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.task import Task
 
@@ -35,7 +35,7 @@ def call(source, name, args, expected, pool=None, **limits):
 @pytest.mark.parametrize(("lost", "reward"), [(1, 1.0), (2, 1.0), (3, 0.0)])
 def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward):
     verdicts = iter([Verdict(False, "the sandbox was lost", lost=True)] * lost + [Verdict(True, "")])
-    monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_, **__: done(next(verdicts)))
+    monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_, **__: resolved(next(verdicts)))
     task = Task(id="t", family="code", question="?", tests=({"stdin": "2", "stdout": "4"},))
     newly_ungraded()
     assert (grade_answer(task, DOUBLE), newly_ungraded()) == (reward, 1 - reward)

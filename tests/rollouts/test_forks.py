@@ -357,7 +357,7 @@ def test_an_episode_fails_or_is_silent_where_all_its_paths_are(ends, failed, sil
     told = []
     play(branching(*ends), progress=told.append)
     assert (told[-1].done, told[-1].failed, told[-1].silent) == (4, failed, silent)
-    assert bool(told[-1].trouble) == bool(told[-1].failed)
+    assert bool(told[-1].first_error) == bool(told[-1].failed)
 
 
 def test_a_refused_prompt_is_counted_once_for_an_episode():

@@ -71,7 +71,7 @@ def test_messages_that_the_chat_template_refuses_are_told_in_a_line(monkeypatch)
         yield Call("speaker", [{"role": "system", "content": "Be brief."}])
 
     troubles = []
-    (episode,) = run(instructed, TASKS[:1], progress=lambda progress: troubles.append(progress.trouble))
+    (episode,) = run(instructed, TASKS[:1], progress=lambda progress: troubles.append(progress.first_error))
     assert episode.error == "the chat template of the tokenizer '' cannot be rendered: no system message"
     assert troubles == [episode.error]
 

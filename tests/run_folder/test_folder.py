@@ -200,13 +200,13 @@ def test_what_is_wrong_with_a_stored_configuration_is_told_once(tmp_path):
 
 def test_a_change_that_was_accepted_and_fails_is_taken_back(tmp_path):
     for lanes in (1, 2):  # a first start stays, failed or not
-        with pytest.raises(ValueError, match="does not fit"), folder.taken_back(tmp_path):
+        with pytest.raises(ValueError, match="does not fit"), folder.restored_on_error(tmp_path):
             changed = dataclasses.replace(CONFIG, steps=200 + lanes)
             begin(tmp_path, changed, DIGESTS, lambda: {"lanes": 64}, accept_changes=True)
             leave_results(tmp_path)
             raise ValueError("does not fit")
         assert folder.read_config(tmp_path).steps == 201
-    with folder.taken_back(tmp_path):
+    with folder.restored_on_error(tmp_path):
         begin(tmp_path, CONFIG, DIGESTS, accept_changes=True)
     assert folder.read_config(tmp_path) == CONFIG
 
@@ -319,13 +319,15 @@ def test_the_run_around_a_place_is_found_with_its_record_or_without(tmp_path):
         begin(run, CONFIG, DIGESTS)
         leave_results(run)
     for place, found in ((tmp_path, None), (run, run), (run / "checkpoints" / "20", run)):
-        assert folder.run_around(place) == found
+        assert folder.enclosing_run(place) == found
     (run / "config.json").unlink()
     with pytest.raises(FolderError, match="--out is empty: give a directory"):
-        folder.outside("")
+        folder.output_folder("")
     with pytest.raises(FolderError, match=r"'/proc/self' cannot be used \(.*\): choose another --out"):
-        folder.outside("/proc/self")
-    assert folder.run_around(run / "checkpoints") == run and folder.run_around(tmp_path / "other") is None
+        folder.output_folder("/proc/self")
+    assert (
+        folder.enclosing_run(run / "checkpoints") == run and folder.enclosing_run(tmp_path / "other") is None
+    )
 
 
 def test_no_run_and_a_broken_record_are_told_apart(tmp_path):

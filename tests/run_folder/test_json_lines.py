@@ -22,8 +22,8 @@ from marl_jax.run_folder.files import DiskFull, append
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.json_lines import (
     JsonLines,
+    last_complete_step,
     read_lines,
-    recorded,
 )
 
 
@@ -42,7 +42,7 @@ def test_a_file_may_be_named_by_a_text(tmp_path):
     log.write(1, {"loss": 0.5})
     log.close()
     path = str(tmp_path / "metrics.jsonl")
-    assert (list(read_lines(path)), recorded(path)) == ([{"step": 1, "loss": 0.5}], 1)
+    assert (list(read_lines(path)), last_complete_step(path)) == ([{"step": 1, "loss": 0.5}], 1)
 
 
 def test_a_line_is_one_object_with_its_step_and_exact_numbers(tmp_path):
@@ -129,7 +129,11 @@ def test_lines_of_a_checkpoint_that_is_always_there_stay(tmp_path):
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n')
     told = r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it"
-    for use in (lambda path: JsonLines(path).rewind(5), lambda path: list(read_lines(path)), recorded):
+    for use in (
+        lambda path: JsonLines(path).rewind(5),
+        lambda path: list(read_lines(path)),
+        last_complete_step,
+    ):
         with pytest.raises(FolderError, match=told):
             use(tmp_path / "metrics.jsonl")
 
@@ -138,15 +142,15 @@ def test_a_line_that_is_no_metrics_is_named(tmp_path):
     "lines, last", [([], 0), ([1, 2, 3], 3), ([1, 2, 4], 2), ([2, 3], 0), ([1, 2, 2, 3], 2)]
 )
 def test_what_is_recorded_ends_where_the_first_gap_is(tmp_path, lines, last):
-    assert recorded(tmp_path / "none.jsonl") == 0
+    assert last_complete_step(tmp_path / "none.jsonl") == 0
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in lines))
-    assert recorded(tmp_path / "metrics.jsonl") == last
+    assert last_complete_step(tmp_path / "metrics.jsonl") == last
 
 
-@pytest.mark.parametrize("opened", [JsonLines, TensorBoard, Checkpoints, recorded])
+@pytest.mark.parametrize("opened", [JsonLines, TensorBoard, Checkpoints, last_complete_step])
 def test_what_is_in_the_way_of_a_file_or_directory_is_one_line(tmp_path, opened):
     place = tmp_path / "it"
-    place.mkdir() if opened in (JsonLines, recorded) else place.touch()
+    place.mkdir() if opened in (JsonLines, last_complete_step) else place.touch()
     with pytest.raises(FolderError, match=r"/it' cannot be used \(.*\): move it away"):
         opened(place)
 

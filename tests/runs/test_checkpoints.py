@@ -148,7 +148,7 @@ def test_the_latest_the_best_and_every_kth_are_kept(tmp_path):
 
 def strip_some(directory, count=6):
     """Checkpoints of which the older ones are kept for their policies alone."""
-    store = Checkpoints(directory, latest=1, keep_every=2, passing=("learner",))
+    store = Checkpoints(directory, latest=1, keep_every=2, resume_only=("learner",))
     for step in range(1, count + 1):
         store.save(step, trees(step), {"step": step}, score=float(step == 3))
     store.close()

@@ -21,7 +21,7 @@ from marl_jax.learning import BatchConfig, OptimiserConfig, ScheduleConfig
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
-from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.started import ServerRequirements, Started
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import restore, steps
@@ -61,12 +61,14 @@ def serving(needed, folder):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    yield from serving(Needed(str(BASE), "float32", 512, 2, 4), tmp_path_factory.mktemp("vllm"))
+    yield from serving(ServerRequirements(str(BASE), "float32", 512, 2, 4), tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="module")
 def full_server(tmp_path_factory):
-    yield from serving(Needed(str(BASE), "float32", 512, 0, 0, True), tmp_path_factory.mktemp("full"))
+    yield from serving(
+        ServerRequirements(str(BASE), "float32", 512, 0, 0, True), tmp_path_factory.mktemp("full")
+    )
 
 
 def real_config(chosen, **changes):

@@ -19,7 +19,7 @@ from vllm_kit import PROMPT, answers, check, config_of, in_full, moved, service_
 
 from marl_jax.config.run_config import ConfigError, EngineConfig, VllmConfig
 from marl_jax.rollouts.vllm import client
-from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.started import ServerRequirements, Started
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
-NEEDED = Needed("models/Qwen3-0.6B", "bfloat16", 25600, 2, 64)
+NEEDED = ServerRequirements("models/Qwen3-0.6B", "bfloat16", 25600, 2, 64)
 
 
 def program(path, *lines):

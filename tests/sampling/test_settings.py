@@ -98,7 +98,7 @@ def test_lanes_over_rungs_follow_the_calls_that_are_expected():
 
 def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
     def shapes(budget, beside):
-        return plan(CONFIG, Load(900, 500), budget_bytes=budget, beside_bytes=beside, platform="gpu")
+        return plan(CONFIG, Load(900, 500), budget_bytes=budget, update_bytes=beside, platform="gpu")
 
     budget, beside = 1 << 30, 3 << 28
     settings = shapes(budget, beside)

@@ -136,7 +136,7 @@ def test_an_alarm_is_told_when_it_begins_and_stands_there_while_it_holds():
     assert stream.screen()[0].startswith("ALARM at step 3: nothing to learn (aggregator): 100% of 12 groups")
     assert stream.screen()[-1] == "alarms    nothing to learn (aggregator) since step 3"
     view.alarms([], [])
-    others = [view.beside(f"seed {seed}") for seed in (1, 2, 3)]
+    others = [view.for_seed(f"seed {seed}") for seed in (1, 2, 3)]
     for other in others:
         other.alarms(watch.alarms, watch.holding)
     run(view, clock, (5,))
@@ -396,10 +396,10 @@ def test_steps_without_a_good_episode_are_told_where_their_error_is_a_new_one():
     view = Live(9, ("generator",), stream)
     steps = (["a", "b"], ["a", "a"], [None, "a"], [None, "c"], ["c", "c"], [])
     for step, errors in enumerate(steps, 1):
-        view.failing(step, errors)
+        view.failures(step, errors)
     told = "step {}: every episode ended in an error, the first in {}\n".format
     some = "step 3: 1 of 2 episodes ended in an error, the first in a; `failed` counts them\n"
     assert stream.getvalue() == told(1, "a") + some + told(5, "c")
     view = Live(9, ("generator",), stream := io.StringIO())
-    view.failing(1, ["a", None, None], "path")
+    view.failures(1, ["a", None, None], "path")
     assert stream.getvalue().startswith("step 1: 1 of 3 paths ended in an error")

@@ -42,7 +42,7 @@ class Mixing:
         fields.check(self)
 
     @property
-    def weighs(self) -> bool:
+    def changes_weights(self) -> bool:
         """Whether the roles' parts get different coefficients."""
         return self.normalise_multiplicity or self.balance != "off" or self.project_conflicts
 
@@ -75,7 +75,7 @@ class InterventionConfig:
     @property
     def needs_roles(self) -> bool:
         """Whether gradients must be split by role even without diagnostics."""
-        return self.mixing.weighs or bool(self.role_clip)
+        return self.mixing.changes_weights or bool(self.role_clip)
 
     def damps(self, role: str) -> bool:
         """Whether the role's part is damped."""

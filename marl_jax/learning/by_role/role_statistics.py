@@ -23,7 +23,7 @@ class Evidence:
     trainer_logp: list[Any]  # under the weights before the step; None where unknown
 
     @classmethod
-    def of_nothing(cls, rows: int) -> "Evidence":
+    def empty(cls, rows: int) -> "Evidence":
         """Columns of `rows` rows, all None."""
         return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
@@ -35,7 +35,7 @@ class Evidence:
                 column[i] = None if column[i] is None else np.asarray(column[i])[counted[i]]
         return Evidence(**columns)
 
-    def note(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
+    def write(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
         """Write the values of these rows into a column."""
         column = getattr(self, name)
         for row, value in zip(rows, values, strict=True):

@@ -18,7 +18,7 @@ import numpy as np
 
 from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, precision
-from marl_jax.own import OwnError, called, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, is_own, own_function
 from marl_jax.table import dense
 
 Estimator = str  # one of ESTIMATORS, or a user's own as "module:function"
@@ -172,7 +172,7 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
     label = f"estimator '{name}'"
-    advantages = called(own_function(name, "estimator"), label, rewards, ids)
+    advantages = call_user_function(own_function(name, "estimator"), label, rewards, ids)
     is_number = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
     if getattr(advantages, "shape", None) != rewards.shape or not is_number:
         raise OwnError(

@@ -28,7 +28,7 @@ from marl_jax.learning.estimators.groups import (
     group_key,
     is_attribute,
 )
-from marl_jax.own import OwnError, called, own_function
+from marl_jax.own import OwnError, call_user_function, own_function
 from marl_jax.table import Table, path_tuples
 
 ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
@@ -110,7 +110,7 @@ def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, i
 
 def _own_columns(table: Table, name: str) -> Table:
     """The table with the columns that a user's function returns."""
-    returned = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
+    returned = call_user_function(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
     message = (
         f"advantages.rows '{name}' returned {returned!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
     )

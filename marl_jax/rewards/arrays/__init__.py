@@ -24,7 +24,7 @@ from marl_jax.rewards.arrays.integer_answers import Verdict, grade_answer
 from marl_jax.rewards.arrays.texts import Text, part
 
 __all__ = [
-    "Solved",
+    "ReadAnswer",
     "Tests",
     "Text",
     "Verdict",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @flax.struct.dataclass
-class Solved:
+class ReadAnswer:
     """The answer of each row: the content of its box, or its program."""
 
     readable: jax.Array  # Bool[B]
@@ -47,14 +47,14 @@ class Solved:
 
 @jax.enable_x64(False)
 @jax.vmap
-def read_answers(text: Text) -> Solved:
+def read_answers(text: Text) -> ReadAnswer:
     """The last complete box of each row, as `extract_boxed` reads it."""
     (start, end), readable = answer_span(text.chars)
     return _solved(text.chars, start, end, readable)
 
 
 @jax.enable_x64(False)
-def grade_integers(text: Text, solved: Solved, gold: jax.Array, *, width: int) -> Verdict:
+def grade_integers(text: Text, solved: ReadAnswer, gold: jax.Array, *, width: int) -> Verdict:
     """Whether each answer equals its gold integer; an answer of more than `width` characters is beyond."""
     grade = functools.partial(grade_answer, width=min(width, text.chars.shape[1]))
     return jax.vmap(grade)(text.chars, solved.start, solved.end, gold)
@@ -62,16 +62,16 @@ def grade_integers(text: Text, solved: Solved, gold: jax.Array, *, width: int) -
 
 @jax.enable_x64(False)
 @jax.vmap
-def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, Solved]:
+def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, ReadAnswer]:
     """Whether the program of each row passes all tests of its task, and where the program is."""
     verdict, readable, (start, end) = grade_program(text.chars, text.length, tests)
     return verdict, _solved(text.chars, start, end, readable)
 
 
-def _solved(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> Solved:
+def _solved(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> ReadAnswer:
     keys = jnp.asarray(_keys(len(chars)))  # random numbers for each place: equal sums mean equal texts
     answer = part(chars, start, end).chars.astype(jnp.uint32)
-    return Solved(readable, start, end, jnp.sum(answer[:, None] * keys, axis=0))
+    return ReadAnswer(readable, start, end, jnp.sum(answer[:, None] * keys, axis=0))
 
 
 @functools.cache

@@ -37,7 +37,7 @@ class Verdicts:
                     self._known.popitem(last=False)
             else:
                 self._known.move_to_end(key)
-            return done(verdict) if isinstance(verdict, Verdict) else verdict
+            return resolved(verdict) if isinstance(verdict, Verdict) else verdict
 
     def _keep(self, key: bytes, future: "Future[Verdict]") -> None:
         with self._lock:
@@ -49,7 +49,7 @@ class Verdicts:
                 del self._known[key]
 
 
-def done(verdict: Verdict) -> "Future[Verdict]":
+def resolved(verdict: Verdict) -> "Future[Verdict]":
     """A finished future with the verdict."""
     future: Future[Verdict] = Future()
     future.set_result(verdict)

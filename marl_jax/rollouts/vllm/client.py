@@ -21,7 +21,7 @@ from absl import logging
 
 from marl_jax.models import ModelConfig, forward
 from marl_jax.policies import PolicySpec, Tree
-from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.started import ServerRequirements, Started
 from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.rollouts.vllm.weights import STARTED, Weights
 from marl_jax.rollouts.vllm.wire import ROUNDING, Server
@@ -62,7 +62,7 @@ class Vllm:
         base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
         rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
         needs = (len(lora), rank, full is not None, settings.lanes)
-        self._needed = Needed(base, str(config.dtype), settings.context, *needs)
+        self._needed = ServerRequirements(base, str(config.dtype), settings.context, *needs)
         log = log or self._weights.folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
         self._restarts = 0

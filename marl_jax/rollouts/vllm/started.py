@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.rollouts.vllm import keeper
 from marl_jax.rollouts.vllm.vllm_config import IN_FLIGHT, LOCAL, RANKS, VllmConfig
 from marl_jax.rollouts.vllm.wire import Server
@@ -31,7 +31,7 @@ _HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')  # logits in float32, as
 
 
 @dataclasses.dataclass(frozen=True)
-class Needed:
+class ServerRequirements:
     """The demands of a run on its server."""
 
     base: str  # directory of the base
@@ -54,7 +54,7 @@ class Needed:
         lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {max_rank}".split()
         return [
             *(os.path.expanduser(config.python), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(located(self.base))),
+            *("--model", str(resolve_path(self.base))),
             *("--host", parts.hostname or LOCAL, "--port", str(parts.port or 80), "--dtype", self.dtype),
             *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
             *("--max-num-seqs", str(self.lanes), *(_HEAD if self.dtype == "bfloat16" else ())),
@@ -72,7 +72,7 @@ class Needed:
 class Started:
     """The server of a run, which ends with the run. It may be started again if it has died."""
 
-    def __init__(self, config: VllmConfig, needed: Needed, log: Path):
+    def __init__(self, config: VllmConfig, needed: ServerRequirements, log: Path):
         self.log, self._config, self._needed = log, config, needed
         self._keeper: subprocess.Popen[bytes] | None = None
 

@@ -26,8 +26,8 @@ from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import check_vocabulary, load_tokenizer
 from marl_jax.models.weight_table import shardings
-from marl_jax.own import called, digest_own, is_own, load_own
-from marl_jax.packaged import located
+from marl_jax.own import call_user_function, digest_own, is_own, load_own
+from marl_jax.packaged import resolve_path
 from marl_jax.policies import PolicySpec, Tree, init_policies
 from marl_jax.pretraining.pairs import Pairs, read_pairs
 from marl_jax.rewards.credit import Credit, make_credit
@@ -156,7 +156,7 @@ def load_parts(config: RunConfig) -> Parts:
         models=models,
         tokenizers=tokenizers,
         workflow=workflow.bind(**config.workflow.settings),
-        prompts=words(config),
+        prompts=read_prompts(config),
         credit=make_credit(config.rewards),
         mesh=mesh,
         lora_rank=policies.lora_rank,
@@ -181,7 +181,7 @@ def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[
     return {name: by_base[spec.base] for name, spec in specs.items()}
 
 
-def words(config: RunConfig) -> Prompts:
+def read_prompts(config: RunConfig) -> Prompts:
     """The prompts; refused if the file of a role of a built-in workflow cannot be read."""
     folder = {} if config.workflow.prompts_folder is None else {"folder": config.workflow.prompts_folder}
     try:
@@ -218,7 +218,7 @@ def make_mesh(config: RunConfig) -> Mesh | None:
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; an empty split is refused."""
     if is_own(config.name):
-        own_tasks = called(load_own(config.name, "data set"), f"data set '{config.name}'", split)
+        own_tasks = call_user_function(load_own(config.name, "data set"), f"data set '{config.name}'", split)
         tasks: Sequence[Task] = check_tasks(own_tasks, config.name, split, config.family, graded=False)
     else:
         procedural = config.name in KINDS
@@ -285,7 +285,7 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
 
 
 def _model(directory: str, dtype: str | None) -> ModelConfig:
-    if not located(directory).is_dir():
+    if not resolve_path(directory).is_dir():
         raise PartsError(
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
             "another directory with --config.policies.base or policies.bases"

@@ -32,7 +32,7 @@ from marl_jax.runs.loading.parts import (
     digests,
     load_parts,
     load_tasks,
-    words,
+    read_prompts,
 )
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
@@ -53,7 +53,7 @@ class Loaded:
     digests: dict[str, str]
 
 
-def load_named(config: RunConfig, splits: Sequence[str]) -> Loaded:
+def load_all(config: RunConfig, splits: Sequence[str]) -> Loaded:
     """The parts and the tasks of these splits, which can be graded on this machine."""
     parts = load_parts(config)
     start_graders(config)
@@ -77,7 +77,7 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
             f"--config.data.problems (--config.rollout.samples gives more episodes of each){taken}"
         )
     lengths, traces, allowed = [], [], config.engine.max_prompt
-    workflow, prompts = find(config.workflow.name).bind(**config.workflow.settings), words(config)
+    workflow, prompts = find(config.workflow.name).bind(**config.workflow.settings), read_prompts(config)
     chats = Chats(tokenizers, config.policies.map)
     tried = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
     limits = dataclasses.replace(config.rollout.limits, context=None)
@@ -229,7 +229,7 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
         config.role_settings,
         parts.prompts,
         limits=dataclasses.replace(options.limits, context=context),
-        pace={
+        options={
             "mode": options.mode,
             "tool_delay": options.tool_delay,
             "tool_threads": options.tool_threads,
@@ -237,14 +237,14 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
         },
         max_failed=options.max_failed,
         answers=not (parts.workflow.answers or needs_no_answer),
-        of_all=_summed,
+        combined=_summed,
     )
 
 
 def _summed(progress: Progress) -> Progress:
     """The progress summed over all processes, by which a rollout is judged."""
-    parts = hosts.together(lambda: progress)
+    parts = hosts.from_all(lambda: progress)
     if len(parts) == 1:
         return progress
     counts = {name: sum(getattr(one, name) for one in parts) for name in ("episodes", "failed", "silent")}
-    return Progress(**counts, trouble=next(filter(None, (one.trouble for one in parts)), ""))
+    return Progress(**counts, first_error=next(filter(None, (one.first_error for one in parts)), ""))

@@ -19,14 +19,14 @@ from absl import logging
 from marl_jax.config.run_config import MeshConfig, RunConfig
 from marl_jax.fields import nearest
 from marl_jax.models.lora import merge
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.policies import Tree
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import Which, restore
 from marl_jax.run_folder.folder import FolderError, read_config
 from marl_jax.runs.loading.parts import Parts, PartsError
 
-Asked = Which | Literal["base"]
+WhichCheckpoint = Which | Literal["base"]
 NAMED = ("latest", "best", "base")
 
 
@@ -44,10 +44,10 @@ class Stored:
         return str(self.step) if self.step else "base"
 
 
-def read_which(text: str, flag: str, also: Sequence[str] = ()) -> Asked:
+def read_which(text: str, flag: str, also: Sequence[str] = ()) -> WhichCheckpoint:
     """The parsed flag: latest, best, base or a step. `also` lists other values of the flag, for the error message."""
     if text in NAMED:
-        return cast(Asked, text)
+        return cast(WhichCheckpoint, text)
     if text.isdecimal():
         return int(text) or "base"
     raise FolderError(f"{flag}={text} is unknown{nearest(text, (*also, *NAMED, 'a step'))}")
@@ -65,7 +65,7 @@ def config_of(path: Path) -> RunConfig:
     """The configuration of a run, whose bases must exist; no flag of a command can name others."""
     config = read_config(path)
     for base in dict.fromkeys(spec.base for spec in config.policies.specs.values()):
-        if not (place := located(base)).is_dir():
+        if not (place := resolve_path(base)).is_dir():
             there = "" if place.is_absolute() else ", or start in the folder where the run was trained"
             raise PartsError(f"there is no model in '{base}', which the run began with: put it back{there}")
     return config
@@ -100,7 +100,7 @@ def check_unchanged(path: Path, now: Mapping[str, str]) -> None:
         )
 
 
-def policies_at(path: Path, config: RunConfig, parts: Parts, which: Asked) -> Stored:
+def policies_at(path: Path, config: RunConfig, parts: Parts, which: WhichCheckpoint) -> Stored:
     """All policies: trained ones from the checkpoint, frozen ones from their bases."""
     start = parts.start(config.seed)
     if which == "base":

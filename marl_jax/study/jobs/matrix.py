@@ -20,7 +20,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_co
 from marl_jax.fields import nearest
 from marl_jax.run_folder import checkpoints, folder
 from marl_jax.run_folder.folder import FolderError, lock, path_errors
-from marl_jax.run_folder.json_lines import read_lines, recorded
+from marl_jax.run_folder.json_lines import last_complete_step, read_lines
 from marl_jax.runs.stopping import Stop
 
 MOST_RUNS = 100_000  # runs of a matrix; each is checked before the first begins
@@ -65,7 +65,7 @@ class Job:
             for record in read_lines(self.folder / "eval.jsonl")
             if all(record.get(name) == value for name, value in wanted.items())
             and record.get("problems") == record.get("of_problems")
-            and not folder.plays_else(self.folder)  # then `evaluate` decides which lines are still valid
+            and not folder.answers_changed(self.folder)  # then `evaluate` decides which lines are still valid
         }
         server = self.config.engine.vllm  # the run folder may have an older address
         where = [f"--url={server.url}"] if server.url and not server.start else []
@@ -228,7 +228,7 @@ def state(job: Job) -> State:
 
 def _state(job: Job) -> State:
     place, steps = job.folder, job.config.steps
-    step = min(steps, recorded(place / "metrics.jsonl"))
+    step = min(steps, last_complete_step(place / "metrics.jsonl"))
     if folder.in_use(place):
         return State(Kind.IN_USE, step)
     earlier = folder.earlier(place)

@@ -20,7 +20,7 @@ from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.questions.mechanisms import amplification, capture, prediction
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import CALLS, TOKENS, Cell, budget, by_cell
-from marl_jax.study.wording import NONE, Table, small
+from marl_jax.study.wording import NONE, Table, p_text
 
 UNMATCHED = "not matched: "
 SEEDS = 3  # fewer make no claim: over two seeds that differ much, only 87% of the intervals contain the mean
@@ -253,7 +253,7 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
     rows = []
     for test, p, p_holm in judged:
         by, known = test.bar.value, len(test.gaps)
-        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(p_holm)]
+        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", p_text(p), p_text(p_holm)]
         seeds = str(known) if known == test.seeds else f"{known} of {test.seeds}"
         made = test.made or NONE
         rows.append(

@@ -17,7 +17,7 @@ from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.record import Run, Series, parts_of
 from marl_jax.study.seeds import Cell, essential
-from marl_jax.study.wording import NONE, Table, small
+from marl_jax.study.wording import NONE, Table, p_text
 
 ABOVE = "above an even share"  # verdict on the role with the largest share of a cell
 MOST = 9999  # orders of a permutation test
@@ -144,8 +144,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
         runs = sum(group.shape[1] for group in groups)
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
         least = _least_p(groups)
-        p_text = f"{small(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else small(p)
-        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", p_text))
+        p_cell = f"{p_text(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else p_text(p)
+        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", p_cell))
     _, tested, every = rows
     in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
     answer = f"The largest share has {'; '.join(leading)}. "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.config.run_config import config_module, sets_of
-from marl_jax.packaged import located
+from marl_jax.packaged import resolve_path
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.cliffs import CLIFF, fell, form_of
@@ -179,7 +179,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
 
 def _parts() -> dict[str, Sequence[str]]:
     """The cells of each part of the study; the last parts are the cells of its map that no other part has."""
-    parts = dict(sets_of(str(located(PARTS))))
+    parts = dict(sets_of(str(resolve_path(PARTS))))
     planned = {name for names in parts.values() for name in names}
     left = {REST: _module().micro.SETS["study"]}
     left[REGIME] = [f"{name}+regime" for name in left[REST]]
@@ -188,7 +188,7 @@ def _parts() -> dict[str, Sequence[str]]:
 
 @functools.cache
 def _module():  # type: ignore[no-untyped-def]
-    return config_module(located(PARTS))
+    return config_module(resolve_path(PARTS))
 
 
 @functools.cache

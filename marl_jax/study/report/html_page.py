@@ -22,7 +22,7 @@ from typing import Any
 
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.folder import FolderError, outside, path_errors
+from marl_jax.run_folder.folder import FolderError, output_folder, path_errors
 from marl_jax.run_folder.json_lines import read_lines
 from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
 from marl_jax.study.page_episodes import Recorded, inert, recorded
@@ -45,7 +45,7 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
     Evaluations that `experiments.evaluate --out` wrote there are on the page, too.
     """
     run = record.read_run(workdir)
-    place = run.folder if out is None else outside(out)
+    place = run.folder if out is None else output_folder(out)
     try:
         if out is not None:
             here = os.path.realpath(run.folder)  # one folder may have evaluations of several runs
@@ -62,7 +62,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
     Returns the path of the page, and the study without the runs that could get no page. With `out`, all pages are
     written there, in folders of the same names.
     """
-    place = study.root if out is None else outside(out)
+    place = study.root if out is None else output_folder(out)
     runs, unread = dict[str, Run](), [*study.unread]
     for name, run in study.runs.items():
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from marl_jax.commands import run_matrix
 from marl_jax.config.run_config import ConfigError
-from marl_jax.run_folder.json_lines import read_lines, recorded
+from marl_jax.run_folder.json_lines import last_complete_step, read_lines
 from marl_jax.study.jobs import launchers, matrix
 from marl_jax.study.jobs.launchers import LauncherError, Work, launch
 from marl_jax.study.jobs.matrix import Kind, State, make_jobs
@@ -308,7 +308,7 @@ def test_what_a_ray_refuses_or_cannot_place_is_told_in_one_line(tmp_path, ray, c
 
 def _reach(job, step):
     for _ in range(3000):
-        if recorded(Path(job.folder) / "metrics.jsonl") >= step:
+        if last_complete_step(Path(job.folder) / "metrics.jsonl") >= step:
             return
         time.sleep(0.1)
     raise TimeoutError(f"{job.name} did not reach step {step}")
