@@ -1,4 +1,4 @@
-"""Episodes that fork: an orchestrator names a way, workers try it four times, and it earns what they earn on average.
+"""Episodes that fork: an orchestrator names a strategy, four workers try it, and its reward is their mean reward.
 
 python -m examples.forks [WORKDIR] [--config.steps=200 ...]
 """

@@ -12,8 +12,8 @@ def first_accepted(task, prompts, *, tries=3):
     for slot in range(tries):
         draft = yield Call("generator", prompts.generator(question=task.question), slot=slot)
         look = prompts.evaluator(question=task.question, answer=draft)
-        said = yield Call("evaluator", look, slot=slot, reads=[draft])
-        if said.answer == "Correct":  # what it put into its box
+        verdict = yield Call("evaluator", look, slot=slot, reads=[draft])
+        if verdict.answer == "Correct":  # the text in its box
             break
     return draft
 

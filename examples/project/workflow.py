@@ -10,7 +10,7 @@ def first_accepted(task, prompts, *, tries=3):
     for slot in range(tries):
         draft = yield Call("generator", prompts.generator(question=task.question), slot=slot)
         look = prompts.evaluator(question=task.question, answer=draft)
-        said = yield Call("evaluator", look, slot=slot, reads=[draft], read=verdict)
-        if said.answer == "Correct":
+        review = yield Call("evaluator", look, slot=slot, reads=[draft], read=verdict)
+        if review.answer == "Correct":
             break
     return draft

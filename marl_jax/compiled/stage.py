@@ -60,7 +60,7 @@ class StageCall:
     read: Any = None  # `Read` of E texts, None until `Stage.read` is asked for it
 
 
-class Said:
+class Answers:
     """The completions of n parallel calls in E episodes. An answer is its call's place in `Stage.lines`, Int[E]."""
 
     def __init__(self, stage: "Stage", first: int, lines: Sequence[StageCall]):
@@ -131,7 +131,7 @@ class Stage:
         self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
         self._batch = 0
 
-    def say(self) -> Said:
+    def say(self) -> Answers:
         """Make the next calls of the script, in the episodes that are not over."""
         if not self.more:
             raise NoArrayForm("a form that says more calls than the script of its workflow")
@@ -153,7 +153,7 @@ class Stage:
             indices = [i for i, line in enumerate(lines) if line.policy == policy]
             self._sample(policy, [lines[i] for i in indices], [seats[i] for i in indices])
         self.lines += lines
-        return Said(self, first, lines)
+        return Answers(self, first, lines)
 
     @property
     def more(self) -> bool:
@@ -178,12 +178,12 @@ class Stage:
         """Episodes that are `over` [E] make no more calls."""
         self.live &= ~_checked(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
 
-    def follow(self, said: Said, texts: Sequence[str], which: jax.Array) -> None:
-        """Continue with the script in which the single call of `said` returns `texts[which]`, `which` Int[E]."""
+    def follow(self, answers: Answers, texts: Sequence[str], which: jax.Array) -> None:
+        """Continue with the script in which the single call of `answers` returns `texts[which]`, `which` Int[E]."""
         if len(self._scripts) > 1:
             raise NoArrayForm("a workflow whose path follows from two plans has no form in arrays")
         which = _checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
-        call = said._lines[0].cue.call
+        call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
         self._place, self._path = [dict(self._place[0]) for _ in texts], which
 

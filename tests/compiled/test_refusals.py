@@ -19,7 +19,7 @@ from marl_jax.compiled import (
     to_host,
 )
 from marl_jax.compiled.cast import rates
-from marl_jax.compiled.stage import OUTSIDE, Said, StageCall
+from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
@@ -141,14 +141,14 @@ FORMS = {
     "more calls than the script": lambda stage: (stage.say(), stage.say(), stage.say())[0].at(0),
     "leaves out calls": lambda stage: stage.say().at(0),
     "slot 3 of 3 parallel calls": lambda stage: (stage.say().at(3), stage.say())[0],
-    "the place of an answer for each episode, .*, not Said": lambda stage: (stage.say(), stage.say())[1],
+    "the place of an answer for each episode, .*, not Answers": lambda stage: (stage.say(), stage.say())[1],
     "the place of an answer for each episode, .*, not NoneType": lambda stage: (
         stage.say(),
         stage.say(),
         None,
     )[2],
     "a boolean for each episode, .*, not bool": lambda stage: stage.end(stage.say().choice == 1),
-    r"form of workflow 'voting' raised AttributeError: 'Said' .* 'choise' \(in .*, line \d+\)": (
+    r"form of workflow 'voting' raised AttributeError: 'Answers' .* 'choise' \(in .*, line \d+\)": (
         lambda stage: stage.say().at(stage.say().choise)
     ),
     "has an if on an array": lambda stage: stage.say().at(0) if stage.say().choice[0, 0] else None,
@@ -191,7 +191,7 @@ def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
 def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_place():
     """-1 of an array is what `choice` is where nothing was read."""
     line = StageCall(cue=None, policy="p0", made=jnp.ones(4, bool), reads=None, bound=0)
-    said = Said(None, 2, [line] * 3)
+    said = Answers(None, 2, [line] * 3)
     assert said.at(-1).tolist() == [4] * 4 and said.at(0).tolist() == [2] * 4
     assert said.at(jnp.array([-1, 0, 2, 3])).tolist() == [OUTSIDE, 2, 4, OUTSIDE]
 
