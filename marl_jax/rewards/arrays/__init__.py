@@ -1,7 +1,7 @@
 """Reading and grading as pure functions over arrays, for the texts of micro models; all work under jit, vmap and scan.
 
     text = Text(*alphabet.spell(...))                          of B rows, see `compiled.alphabet`
-    solved = read_answers(text)                                -> Solved: readable, start, end, key
+    solved = read_answers(text)                                -> ReadAnswer: readable, start, end, key
     verdict = grade_integers(text, solved, gold, width=T)      gold Int[B] -> right Bool[B], beyond Bool[B]
     tests = pack_tests(tasks)                                  once, on the host: Tests, a pytree with leading [B]
     verdict, solved = grade_programs(text, tests)              programs of micro_code, by running them on the tests
@@ -50,7 +50,7 @@ class ReadAnswer:
 def read_answers(text: Text) -> ReadAnswer:
     """The last complete box of each row, as `extract_boxed` reads it."""
     (start, end), readable = answer_span(text.chars)
-    return _solved(text.chars, start, end, readable)
+    return _read_answer(text.chars, start, end, readable)
 
 
 @jax.enable_x64(False)
@@ -65,10 +65,10 @@ def grade_integers(text: Text, solved: ReadAnswer, gold: jax.Array, *, width: in
 def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, ReadAnswer]:
     """Whether the program of each row passes all tests of its task, and where the program is."""
     verdict, readable, (start, end) = grade_program(text.chars, text.length, tests)
-    return verdict, _solved(text.chars, start, end, readable)
+    return verdict, _read_answer(text.chars, start, end, readable)
 
 
-def _solved(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> ReadAnswer:
+def _read_answer(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> ReadAnswer:
     keys = jnp.asarray(_keys(len(chars)))  # random numbers for each place: equal sums mean equal texts
     answer = part(chars, start, end).chars.astype(jnp.uint32)
     return ReadAnswer(readable, start, end, jnp.sum(answer[:, None] * keys, axis=0))

@@ -95,7 +95,7 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
     )
     last = jnp.max(jnp.where(fence, place, 0))
     alone = chars.at[last - 1].get(mode="clip") == ord("\n")
-    # The last character before the last fence.
+    # The last character before the last fence that is no blank or tab.
     code = jnp.max(jnp.where((place < last) & ~among(chars, b" \t"), place, 0))
     behind = (chars[code] != ord("\n")) & ~jnp.any(among(chars, b"#'\"") & (place < length))
     shut = (last > 0) & (last == length - 3) & (alone | behind)
@@ -233,7 +233,7 @@ def _grow(source: _Source, state: _Progress) -> _Progress:
     beyond = ~fits.any() & ~(done | goes_on)
     next_line = _begin_line(source, state, state.end + 1)
     state = jax.tree.map(
-        lambda stay, grow, turn: jnp.where(goes_on, turn, jnp.where(fits.any(), grow, stay)),
+        lambda stay, grow, begin: jnp.where(goes_on, begin, jnp.where(fits.any(), grow, stay)),
         state,
         grown,
         next_line,

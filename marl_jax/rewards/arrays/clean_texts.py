@@ -37,7 +37,7 @@ def compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> t
 
 
 def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
-    """(text, its length, whether it is wrong, whether it is beyond) without parts that a clean answer leaves out."""
+    """(text without parts that a clean answer leaves out, its length, whether it is wrong, whether it is beyond)."""
     before, after = following(text, -1), following(text)
     digit = is_digit(text)
     thousand = functools.reduce(jnp.logical_and, (following(digit, k) for k in (1, 2, 3))) & ~following(

@@ -1,8 +1,8 @@
 """Exact fractions as residues: numerator and denominator modulo four primes below 2**16.
 
 Sums and products of any length stay inside uint32. Two fractions are taken as equal if all four residues of the cross
-product agree. Equal fractions always agree; different ones only if their difference is a multiple of the product of the
-primes (above 2**63).
+product agree. Equal fractions always agree; different ones only if their cross products differ by a multiple of the
+product of the primes (above 2**63).
 """
 
 import functools

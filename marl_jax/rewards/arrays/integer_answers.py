@@ -28,7 +28,7 @@ from marl_jax.rewards.arrays.clean_texts import BLANK, clean, compact, unwrap
 from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
 from marl_jax.rewards.arrays.texts import among
 
-_DEPTH = 8  # of brackets that the scan keeps
+_DEPTH = 8  # open brackets that the scan keeps at most
 _LABEL = 40  # characters of the longest label
 _LETTERS = 4  # the longest run of x that is a product; a longer one is a word
 
@@ -98,7 +98,7 @@ class _State:
     expects: Any = _YES  # a factor must follow
     counted: Any = _NO  # whether the last token was a number
     mixable: Any = _NO  # the term is one whole number, which a fraction may follow
-    mixed: Any = _NO  # the last number closed a mixed one
+    mixed: Any = _NO  # the last number closed a mixed number
     next: Any = np.int32(_NOTHING)  # _NOTHING, _SLASH or _BELOW: what must follow in a mixed number
     # State of the part between two =.
     invalid: Any = _NO
@@ -115,7 +115,7 @@ class _State:
     wrong: Any = _NO
     chained: Any = _NO  # an = has come
     nested: Any = _NO  # an = has come inside brackets
-    commas: Any = _NO  # the first part had a comma and was no label
+    commas: Any = _NO  # the first part has a comma
     beyond: Any = _NO
 
 
@@ -258,7 +258,7 @@ def _factor(state: _State, here: jax.Array, value: Fraction) -> _State:
 
 
 def _joins(state: _State, here: jax.Array) -> _State:
-    """The state before a factor that has no operator before it: 2x, 2(3)."""
+    """The state before a factor that begins `here`; if no operator precedes it (2x, 2(3)), a product is left undone."""
     joined = here & ~state.expects
     return replace(
         state, undone=state.undone | joined, invalid=state.invalid | (here & (state.next != _NOTHING))

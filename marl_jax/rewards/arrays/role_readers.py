@@ -49,7 +49,7 @@ def verdict(chars: jax.Array) -> jax.Array:
     begins = place_before(~word) + 1  # the start of the word that contains each character
     marks = [starts(lower, command) for command in ("\\text", "\\math", "\\boxed")]
     commands = following(functools.reduce(jnp.logical_or, marks), -1)
-    # A command, with the letters that follow it directly.
+    # A command, with the letters, digits and underscores that follow it directly.
     styling = word & commands.at[begins].get(mode="fill", fill_value=False)
     kept = letter & ~styling
     rank, total = jnp.cumsum(kept) - 1, jnp.sum(kept)
@@ -95,7 +95,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
     ended = chars.at[colon].get(mode="fill", fill_value=0) == ord(":")
     found = begins & (place < length) & named & (past > number) & ended
 
-    # The content behind the colon, without blanks and asterisks around it; an empty line is no strategy.
+    # The content behind the colon, without blanks and asterisks around it; a line without content is no strategy.
     stripped = tab | (chars == 13) | (chars == ord("*"))
     start = at(run(stripped), colon + 1)
     end = at(line_end, jnp.minimum(colon, width - 1))

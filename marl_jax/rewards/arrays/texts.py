@@ -18,7 +18,7 @@ class Text:
     length: jax.Array  # Int32[B]
 
 
-# ---------------------------------------------------------------- of one row
+# ---------------------------------------------------------------- functions of one row
 
 
 def starts(chars: jax.Array, word: str) -> jax.Array:
