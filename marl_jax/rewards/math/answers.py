@@ -24,7 +24,7 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    r"""All ways to read a cleaned answer. 1,234, 5 is a list of two numbers or of three, but 1,034 is always one
+    r"""The ways to read a cleaned answer. 1,234, 5 is a list of two numbers or of three, but 1,034 is always one
     number. A, C is also AC; 10 am also 10:00 am; 90^\circ - A also 90 - A; x = 1, y = 2 also a point; x > 1 and x < 3
     also one interval; x \ne 1, 2 also a set; 1/4 or 0.25 also one number; the m of 5 m also a variable. A text that is
     nested too deep is only text.
@@ -171,7 +171,7 @@ def _step(bracket: str) -> int:
 
 
 def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
-    """The result of an operator on sets: computed for sets of numbers; other unions are kept as unions."""
+    """The result of an operator on sets: computed for sets of numbers; other unions are kept, others are None."""
     if (node := combine(sign, items)) is not None or sign != "\\cup":
         return node
     if all(item[0] == "set" for item in items):
@@ -394,7 +394,7 @@ def is_label(text: str) -> bool:
 
 def is_asked(text: str, value: str = "") -> bool:
     """Whether an answer may name its value like this: by a label, m + n, [ABC], P(X = 1), \\sin A, or a text in several
-    variables, as one equation solves for none of them; but curves end in 0 or 1. A gold x + y = 5 is a line.
+    variables, as one equation cannot solve for them; but one that ends in 0 or 1 is a curve. Gold x + y = 5 is a line.
     """
     if is_label(text) or _ASKED.fullmatch(text):
         return True

@@ -97,7 +97,7 @@ def equivalent(answer: str, gold: str) -> bool:
 def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
     """Start `equivalent`; the returned function waits for its verdict, so that the algebra of a batch runs in parallel.
 
-    At most as many run at a time as there are workers, so that an answer spends no time limit waiting for others.
+    At most as many run at a time as there are workers, so that no answer's time runs out while it waits for others.
     """
     if _without_algebra(answer, gold) is not None:
         return lambda: equivalent(answer, gold)

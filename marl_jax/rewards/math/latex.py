@@ -223,7 +223,7 @@ class _Parser:
         return tree if sign > 0 else multiply([number(-1), tree])
 
     def digit_argument(self) -> Tree:
-        r"""As TeX reads \frac12: without braces, one digit."""
+        r"""An argument as TeX reads it: one digit if it has no braces (\frac12)."""
         self.skip_gap()
         token = self.next()
         if token.isdigit() and len(token) > 1:

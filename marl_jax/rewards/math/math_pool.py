@@ -1,9 +1,9 @@
 """The pool of math workers in the parent process: started when first needed, replaced when they die, ended at exit.
 
-Any thread may compare. It waits for a free worker, sends one line, and kills a worker that does not answer in time;
-nothing is forked from this process, which may have loaded JAX. Workers start in the background, and no thread waits
-for a start while another worker is up. The first question waits for the start within its own time limit, except for
-the last `AFTER_START_S` of it: enough for ordinary algebra, however slow the start was.
+Any thread may compare. It waits for a free worker and sends one line; a worker that stays silent `LATE_LIMIT_S` after
+its time is killed. Nothing is forked from this process, which may have loaded JAX. Workers start in the background, and
+no thread waits for a start while another worker is up. The first question's wait for the start counts against its time
+limit, but leaves it `AFTER_START_S`: enough for ordinary algebra, however slow the start was.
 """
 
 import atexit
@@ -29,7 +29,7 @@ START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about 
 AFTER_START_S = 0.5  # of its time limit that a question keeps while no worker is up
 MAX_WORKERS = 4
 LATE_LIMIT_S = 5.0  # a worker that is silent this much longer hangs; on a busy machine it may merely be late
-# Attempts at a question whose workers die: all idle ones may have been killed from outside, which proves nothing.
+# Attempts at a question whose workers die: all idle ones may have been killed from outside, which is no verdict.
 TRIES = MAX_WORKERS + 2
 
 _WORKER = Path(__file__).with_name("math_worker.py")  # run by its path, because its package loads much else

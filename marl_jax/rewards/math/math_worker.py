@@ -2,7 +2,7 @@
 
 It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or crashes
 ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU seconds
-that it took. A child that spent its CPU time means no. A child that was ended by its wall time or a signal, or that
+that it took. A child that used up its CPU time means no. A child that was ended by its wall time or a signal, or that
 could not set its limits (exit 2), gives no verdict (?):
 
     parent --[tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 MEMORY_LIMIT = 1 << 30
-DIGITS = 50  # constants are equal that agree to this many digits, plus twice those that they are written with
+DIGITS = 50  # constants are equal if they agree to this many digits plus twice those of their longest number
 
 FORBIDDEN = (  # prefixes of audit events
     *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "os.remove", "os.rename"),

@@ -98,7 +98,7 @@ def _cells(pieces: tuple[Node, ...], ends: list[Tree]) -> set[int]:
 
 
 def _runs(cells: set[int], ends: list[Tree], name: str) -> Iterator[Node]:
-    """The longest intervals that the cells make up; an interval is open at an end where its last cell is even."""
+    """The longest intervals that the cells make up; an interval is open at an end whose cell is even."""
     for first in sorted(cells):
         if first - 1 in cells:
             continue

@@ -1,6 +1,6 @@
 """Units, currencies and number words after (or before) a quantity: `5 cm^2`, `\\$5`, `90^\\circ`, `5 million`.
 
-All spellings of a unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit still
+Two spellings of one unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit still
 count as a unit if they look like a counted thing: a plural noun alone (12 apples) or before `per` or `of`, or a noun
 after these. Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the complete answer a text.
 """
@@ -91,7 +91,7 @@ def _singular(word: str) -> str:
 
 
 def _compound(text: str) -> str:
-    r"""The name of a product of units, kg\cdot m/s^2; "" if a factor is no known unit."""
+    r"""The name of a product or quotient of units, kg\cdot m/s^2; "" if a factor is no known unit."""
     if not re.search(r"/|[A-Z]|[a-z]{2}", text.replace("\\cdot", "")):  # m \cdot g is a product of letters
         return ""
     factors = [(slash, _singular(word), power) for slash, word, power in _FACTORS.findall(text)]
