@@ -95,7 +95,7 @@ def _fresh_module(name: str) -> _Namespace:
 
 
 def _run_script(source: str) -> None:
-    """Run as `python solution.py` would: wait for threads, run exit handlers, flush, return the exit status."""
+    """Run and exit as `python solution.py` would: wait for threads, run exit handlers, flush, exit with the status."""
     status = 0
 
     def play() -> None:

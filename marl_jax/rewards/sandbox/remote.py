@@ -168,7 +168,7 @@ class Link:
         self._exchange = exchange
         self._identities: dict[Any, Remote] = {}
         self._exceptions: dict[str, type[Exception]] = {}  # stand-ins for classes of the program
-        self._coroutines: dict[Any, Remote] = {}  # stand-ins for the program's
+        self._coroutines: dict[Any, Remote] = {}  # stand-ins for coroutines of the program
         self._comparing = threading.local()
 
     @property

@@ -29,15 +29,15 @@ class Verdicts:
     def get(self, key: bytes, submit: Callable[[], "Future[Verdict]"]) -> "Future[Verdict]":
         """The verdict for the key: from the cache, a pending submission, or a new one."""
         with self._lock:
-            verdict = self._known.get(key)
-            if verdict is None:
-                verdict = self._known[key] = submit()
-                verdict.add_done_callback(functools.partial(self._keep, key))
+            entry = self._known.get(key)
+            if entry is None:
+                entry = self._known[key] = submit()
+                entry.add_done_callback(functools.partial(self._keep, key))
                 if len(self._known) > _CAPACITY:
                     self._known.popitem(last=False)
             else:
                 self._known.move_to_end(key)
-            return resolved(verdict) if isinstance(verdict, Verdict) else verdict
+            return resolved(entry) if isinstance(entry, Verdict) else entry
 
     def _keep(self, key: bytes, future: "Future[Verdict]") -> None:
         with self._lock:

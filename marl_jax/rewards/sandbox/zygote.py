@@ -190,10 +190,10 @@ def _kernel_version() -> tuple[int, ...]:
 def _forget_environment() -> None:
     """Clear the environment's variables, and the memory that contained them."""
     environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
-    strings: list[int] = []
-    while (address := environ[len(strings)]) is not None:
-        strings.append(address)
-    for address in strings:
+    addresses: list[int] = []
+    while (address := environ[len(addresses)]) is not None:
+        addresses.append(address)
+    for address in addresses:
         ctypes.memset(address, 0, len(ctypes.string_at(address)))
     os.environ.clear()
 
