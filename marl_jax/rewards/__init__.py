@@ -1,6 +1,6 @@
 """Graders, the sandbox, and credit assignment.
 
-Names are loaded when they are first used, so that graders' workers do not load JAX, and --help no graders.
+Names are imported at first use: graders' workers do not load JAX, and --help does not load graders.
 """
 
 from typing import TYPE_CHECKING

@@ -112,7 +112,7 @@ def _call_tests(body: Sequence[ast.stmt], entry_point: str | None) -> list[dict[
 
 
 def _imported(parts: Sequence[ast.Module]) -> set[str]:
-    """The modules that code imports outside of functions and conditions."""
+    """The modules that code imports at its top level."""
     statements = [statement for part in parts for statement in part.body]
     names = [alias.name for part in statements if isinstance(part, ast.Import) for alias in part.names]
     names += [part.module or "." for part in statements if isinstance(part, ast.ImportFrom)]
@@ -134,7 +134,7 @@ def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
 
 
 def _ignores_results(nodes: Sequence[ast.AST]) -> bool:
-    """Whether statements run unittest or doctest, which do not raise then, and no code reads what failed."""
+    """Whether the code runs unittest or doctest as a statement, which raises nothing, and reads no result."""
     if any(isinstance(node, ast.Attribute) and node.attr in _RESULTS for node in nodes):
         return False
     runners, words_of = set(_RUNNERS), dict[str, set[str]]()
@@ -192,4 +192,4 @@ def _used(code: str) -> set[str]:
     for table in tables:
         tables.extend(table.get_children())
     symbols = ((symbol, table.get_type() == "module") for table in tables for symbol in table.get_symbols())
-    return {name.get_name() for name, top in symbols if name.is_referenced() and (top or name.is_global())}
+    return {it.get_name() for it, top in symbols if it.is_referenced() and (top or it.is_global())}

@@ -31,7 +31,7 @@ class BackgroundCredit:
       credit: from a graded table to the components of its calls.
       config: with `batch` "task" the credit gets the episodes of one task, in the order of their samples; with "step"
         all episodes of one call of this object. `threads` calls of the credit run at a time.
-      samples: episodes per task; a task with so many is complete.
+      samples: episodes per task; a task is complete when all of them have ended.
       check: called while waiting; an exception in it ends the wait.
     """
 

@@ -66,12 +66,12 @@ def submit_program(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
         )
     limits = _limits(time_limit_s, memory_limit_mb)
-    prepared, tests_digest = _prepared(tests, digest)
+    prepared, prepared_digest = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return resolved(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
-    submission = repr((source, tests_digest, limits)).encode("utf-8", "surrogatepass")
+    submission = repr((source, prepared_digest, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
         hashlib.sha256(submission).digest(),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
@@ -127,14 +127,14 @@ def compute(
     verdict = (pool or default_pool()).submit([run_once, run_once]).result()
     if not verdict.passed:
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
-    other = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
+    refusal = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
     try:
         (first, second), is_plain = map(plain.dumps, values), _is_plain(values[0])
     except (ValueError, RecursionError):  # an infinite number, or lists too deep, in a forged answer
-        return other
+        return refusal
     if first != second:
         return Computed(reason="two runs return different values")
-    return Computed(values[0]) if is_plain else other
+    return Computed(values[0]) if is_plain else refusal
 
 
 def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:

@@ -14,7 +14,7 @@ from marl_jax.rewards.sandbox import plain
 
 TOLERANCE = 1e-6
 FLOAT_DIGITS = 15  # digits of an int that a float represents exactly
-SEARCH = 100_000  # pairs of members compared for one value at most, if sorting alone does not pair them
+SEARCH = 100_000  # most pairs of members that are compared for one value, if sorting alone does not pair them
 
 
 def same_value(actual: Any, expected: Any) -> bool:

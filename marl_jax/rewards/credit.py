@@ -80,7 +80,7 @@ def voting_rubric(table: Table) -> Components:
     A voter: +0.5 if its answer is right, +0.5 if the final one is, -1 if its answer was readable and wrong. The
     aggregator: 0 if no candidate was right, otherwise +1 or -1 for picking a right or a wrong one.
 
-    Other kinds of roles have no rule: they raise OwnError, or earn infinity under jit, where no value can raise.
+    Other kinds of roles have no rule: they raise OwnError, or earn infinity under jit, where values cannot raise.
     """
     xp = namespace(table)
     voter, picker = table.kind == SOLVER, table.kind == PICKER
@@ -167,9 +167,9 @@ def combine(*credits: Credit) -> Credit:
 def own_work(table: Table) -> tuple[Any, Any]:
     """The grade of each call's work [N], between 0 and 1, and whether the call could be right at all [N].
 
-    A solver: its answer's grade. A judge: 1 if its verdict on the last answer it read is right. A picker: 1 if its
-    pick is right, which needs a right candidate. A planner: the mean grade of the solvers that read its plan. Others:
-    the outcome. A call on several paths has the mean over the paths on which it could be right.
+    A solver: its answer's grade. A judge that read an answer: 1 if its verdict on the last one is right. A picker with
+    a right candidate: 1 if its pick is right. A planner: the mean grade of the solvers that read its plan. Others: the
+    outcome. A call on several paths has the mean over the paths on which it could be right.
     """
     if table.forked:
         flat, in_tree = table.paths()
@@ -185,7 +185,7 @@ def own_work(table: Table) -> tuple[Any, Any]:
         (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
     )
     picked = xp.take_along_axis(right, pick[:, None], axis=1)[:, 0]
-    # A solver counts once for each plan, however often it read it.
+    # A solver counts once for a plan that it read several times.
     earlier = xp.tri(table.reads.shape[1], k=-1, dtype=bool)
     repeated = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)
     plan_readers = (table.reads >= 0) & ~repeated & (table.kind == SOLVER)[:, None]
@@ -247,7 +247,7 @@ class CreditConfig:
     name: str = "outcome"  # a built-in reward, or "module:function"
     alpha: float = 1.0  # weight of the outcome in team_and_local
     format_penalty: float = 0.0  # subtracted from the reward of a call whose answer cannot be read
-    length_penalty: float = 0.0  # subtracted in full at `length_limit` tokens, in part above `length_free`
+    length_penalty: float = 0.0  # subtracted in part above `length_free` tokens, in full from `length_limit`
     length_free: int = 0  # tokens that cost nothing
     length_limit: int = 0  # tokens that cost the full penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
@@ -307,7 +307,7 @@ def by_episodes(
 ) -> Credit:
     """A function of graded episodes as a credit, called for each problem, or with all episodes of a table at once.
 
-    An error in the function is raised as one line that names its place.
+    An exception in the function is raised as an OwnError: one line that names the place.
     """
     call_function = functools.partial(call_user_function, function, who)
 
@@ -327,7 +327,7 @@ def by_episodes(
         batches: dict[str, list[Episode]] = {}
         for episode in sound:
             batches.setdefault(episode.task.id if batch == "task" else "", []).append(episode)
-        earned = {id(one): calls for part in batches.values() for one, calls in zip(part, earned_by(part))}
+        earned = {id(it): calls for part in batches.values() for it, calls in zip(part, earned_by(part))}
         by_call = (parts for episode in sound for parts in earned[id(episode)])
         components: dict[str, np.ndarray] = {}
         for row, parts in zip(np.flatnonzero(table.sound), by_call, strict=True):

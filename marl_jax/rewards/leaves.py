@@ -35,7 +35,7 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
 
 
 def function_of(how: str) -> Callable[[Sequence[float]], Any]:
-    """The function with a name of `FUNCTIONS` or "module:function"; other names are refused."""
+    """The function of this name, from `FUNCTIONS` or "module:function"; other names are refused."""
     if is_own(how):
         return own_function(how, "function of leaves")
     if how not in FUNCTIONS:

@@ -23,7 +23,7 @@ ROWS, STEP = 16, 64  # shape of a compiled program: rows, and the multiple that 
 
 @functools.lru_cache(2)
 def _stored(directory: str, dtype: str | None, written: tuple[int, ...]) -> tuple[Any, Any]:
-    """The model's configuration and weights. `written` is the time of each file, as the model may be replaced."""
+    """The model's configuration and weights. `written`, the files' times, makes a replaced model a new key."""
     return load_hf(directory, dtype=dtype)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def consensus(answers: Sequence[str | None]) -> tuple[str | None, float]:
-    """The commonest readable answer, the first of equally common ones, and its share; (None, 0) if none can be read."""
+    """The first of the commonest readable answers, and its share of all answers; (None, 0) if none can be read."""
     counts = collections.Counter(answer for answer in answers if answer is not None)
     if not counts:
         return None, 0.0

@@ -1,4 +1,4 @@
-"""Warnings that may concern thousands of answers: each kind is logged at most once a minute, and answers counted."""
+"""Warnings that may concern thousands of answers: each kind is logged once a minute at most; answers are counted."""
 
 import collections
 import logging
