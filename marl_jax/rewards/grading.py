@@ -34,12 +34,12 @@ class Grader:
     def start(self, episode: Episode) -> None:
         """Start grading every answer of a finished episode; does not wait."""
         ends = [end for end in episode.leaves or (episode,) if end.error is None]
-        of_solvers = (
-            [(call.about, call.answer) for call in episode.calls if call.kind == "solver"] if ends else []
-        )
-        for about, answer in (*((None, end.answer) for end in ends), *of_solvers):
+        solvers = [call for call in episode.calls if ends and call.kind == "solver"]
+        answers = [(episode.task, end.answer) for end in ends]
+        answers += [(call.about or episode.task, call.answer) for call in solvers]
+        for task, answer in answers:
             if answer is not None:
-                self.begin(about or episode.task, answer)
+                self.begin(task, answer)
 
     def begin(self, task: Task, answer: str) -> Callable[[], float]:
         """Start to grade an answer, unless that is under way; the returned function waits for the grade."""
