@@ -181,11 +181,9 @@ class Pool:
         if failure is not None:
             return Verdict(False, f"test {program.at}: {failure}")
         program.at += 1
-        return (
-            Verdict(True, f"passed {program.at} of {program.at}")
-            if program.at == len(program.steps)
-            else None
-        )
+        if program.at < len(program.steps):
+            return None
+        return Verdict(True, f"passed {program.at} of {program.at}")
 
 
 _alive: "weakref.WeakSet[Pool]" = weakref.WeakSet()
