@@ -59,8 +59,8 @@ def verdict(chars: jax.Array) -> jax.Array:
         agrees = lower == expected[jnp.clip(rank, 0, len(wanted) - 1)]
         return (total == len(wanted)) & jnp.all(~kept | agrees)
 
-    choices = {word: jnp.where(says(word.lower()), choice, -1) for word, choice in VERDICTS.items()}
-    return functools.reduce(jnp.maximum, choices.values())
+    choices = [jnp.where(says(name.lower()), choice, -1) for name, choice in VERDICTS.items()]
+    return functools.reduce(jnp.maximum, choices)
 
 
 def majority(keys: jax.Array, readable: jax.Array) -> jax.Array:
