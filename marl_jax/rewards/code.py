@@ -78,22 +78,6 @@ def submit_program(
     )
 
 
-_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {task's digest: (parsed tests, their digest)}
-
-
-def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> "tuple[tuple[Test, ...], bytes]":
-    """The parsed tests and their digest. Cached: a task may have megabytes of tests, and thousands of programs."""
-    if digest is not None and (cached := _parsed.get(digest)):
-        return cached
-    prepared = parse_tests(tests)
-    parsed = prepared, hashlib.sha256(repr(prepared).encode("utf-8", "surrogatepass")).digest()
-    if digest is not None:
-        while len(_parsed) >= PARSED:
-            _parsed.pop(next(iter(_parsed), ""), None)
-        _parsed[digest] = parsed
-    return parsed
-
-
 @dataclasses.dataclass(frozen=True)
 class Computed:
     """The value returned by a program's function, or the reason for none."""
@@ -135,13 +119,6 @@ def compute(
     if first != second:
         return Computed(reason="two runs return different values")
     return Computed(values[0]) if is_plain else refusal
-
-
-def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:
-    for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
-        if value is None or isinstance(value, str) or not 0 < value <= 1e6:
-            raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
-    return Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
@@ -239,6 +216,29 @@ class CheckTest:
 
 
 Test = StdinTest | CallTest | CheckTest
+
+
+def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:
+    for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
+        if value is None or isinstance(value, str) or not 0 < value <= 1e6:
+            raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
+    return Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
+
+
+_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {task's digest: (parsed tests, their digest)}
+
+
+def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> "tuple[tuple[Test, ...], bytes]":
+    """The parsed tests and their digest. Cached: a task may have megabytes of tests, and thousands of programs."""
+    if digest is not None and (cached := _parsed.get(digest)):
+        return cached
+    prepared = parse_tests(tests)
+    parsed = prepared, hashlib.sha256(repr(prepared).encode("utf-8", "surrogatepass")).digest()
+    if digest is not None:
+        while len(_parsed) >= PARSED:
+            _parsed.pop(next(iter(_parsed), ""), None)
+        _parsed[digest] = parsed
+    return parsed
 
 
 def _parse(number: int, test: Any) -> Test:
