@@ -225,10 +225,10 @@ def _limits(time_limit_s: float, memory_limit_mb: float) -> Limits:
     return Limits(float(time_limit_s), int(float(memory_limit_mb) * 2**20))
 
 
-_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {task's digest: (parsed tests, their digest)}
+_parsed: dict[str, tuple[tuple[Test, ...], bytes]] = {}  # {task's digest: (parsed tests, their digest)}
 
 
-def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> "tuple[tuple[Test, ...], bytes]":
+def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> tuple[tuple[Test, ...], bytes]:
     """The parsed tests and their digest. Cached: a task may have megabytes of tests, and thousands of programs."""
     if digest is not None and (cached := _parsed.get(digest)):
         return cached
