@@ -114,7 +114,7 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
 class _Progress:
     """How far reading and running have come."""
 
-    value: Value  # [K]: of the expression read so far
+    value: Value  # [K]: values of the expression that is read so far
     start: jax.Array  # the expression is start..end
     end: jax.Array
     binds: jax.Array  # precedence of the expression's outermost operation

@@ -65,8 +65,8 @@ _FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
 class _Term:
     """State of the sum that is read at one depth."""
 
-    sum: Fraction  # of the earlier terms
-    product: Fraction  # of the earlier factors, with the sign of the term
+    sum: Fraction  # sum of the earlier terms
+    product: Fraction  # product of the earlier factors, with the sign of the term
     negative: Any = _NO  # whether the term began with a minus
     divides: Any = _NO  # whether the next factor divides
     factors: Any = _ZERO  # Int32: factors of this term

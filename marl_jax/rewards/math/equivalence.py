@@ -54,15 +54,15 @@ from marl_jax.rewards.math.spelling import choice, clean, squeeze
 from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import ungraded
 
-MAX_CHARS = 1000  # of an answer that is parsed; a longer answer must be the text of the gold answer
-MAX_ITEMS = 40  # of a list whose items are compared by value
+MAX_CHARS = 1000  # longest answer that is parsed; a longer one must be the text of the gold answer
+MAX_ITEMS = 40  # most items of a list that are compared by value
 _ROUNDED = re.compile(
     r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+"
     r"(?:\\?[ ,;~])*+(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*\$?\.?\s*"
 )
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 _ARGUMENT = re.compile(r"(?<=[A-Za-z])\([a-z]\)$")
-CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
+CPU_LIMIT_S = 0.7  # CPU time of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same in wall time, which includes waiting for a worker
 
 

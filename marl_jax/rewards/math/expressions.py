@@ -19,7 +19,7 @@ Tree = tuple  # ("n", Fraction) | ("v", name) | ("c", "pi" | "e" | "i") | (opera
 Value = Fraction | complex
 
 POINTS = 3  # points at which expressions are evaluated
-MAX_BITS = 14_000  # of a computed number: fewer than the 4,300 digits that Python converts
+MAX_BITS = 14_000  # largest size of a computed number: fewer than the 4,300 digits that Python converts
 
 
 class Unreadable(ValueError):

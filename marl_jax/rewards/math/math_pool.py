@@ -26,7 +26,7 @@ from marl_jax.rewards.math.expressions import Tree
 from marl_jax.threads import Workers
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
-AFTER_START_S = 0.5  # of its time limit that a question keeps while no worker is up
+AFTER_START_S = 0.5  # part of its time limit that a question keeps while no worker is up
 MAX_WORKERS = 4
 LATE_LIMIT_S = 5.0  # a worker that is silent this much longer hangs; on a busy machine it may merely be late
 # Attempts at a question whose workers die: all idle ones may have been killed from outside, which is no verdict.
@@ -131,7 +131,7 @@ class _Pool:
         self.changed = threading.Condition()
         self.idle: list[_Worker] = []
         self.all: set[_Worker] = set()  # including those that start and those that are late
-        self.failure: RuntimeError | None = None  # of the latest start
+        self.failure: RuntimeError | None = None  # why the latest start failed
 
     def start(self) -> None:
         with self.changed:

@@ -84,7 +84,7 @@ class Pool:
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
         _open_more(16 * workers)
-        self.verdicts = Verdicts()  # of all submissions
+        self.verdicts = Verdicts()  # shared by equal submissions
         self._isolated = True
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]
         self._open_first()

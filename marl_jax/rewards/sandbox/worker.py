@@ -37,10 +37,10 @@ class Limits:
     """Resource limits of one process."""
 
     time_s: float  # wall clock
-    memory_bytes: int  # of the address space
-    file_bytes: int = 64 << 20  # of all its files together
-    stdout_bytes: int = 1 << 20  # of printed text
-    result_bytes: int = 1 << 16  # of returned values
+    memory_bytes: int  # address space, in addition to the zygote's
+    file_bytes: int = 64 << 20  # size of all its files together; if it is not isolated, of each file
+    stdout_bytes: int = 1 << 20  # size of printed text
+    result_bytes: int = 1 << 16  # size of returned values
 
 
 @dataclasses.dataclass(frozen=True)
