@@ -66,7 +66,7 @@ class Alphabet:
 
 
 def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
-    """The alphabet of a tokenizer of characters and words, with `vocabulary` tokens; other tokenizers are refused."""
+    """The alphabet of a tokenizer of characters and words, for the `vocabulary` ids of a model; others are refused."""
     inner = json.loads(tokenizer.backend_tokenizer.to_str())
     added = inner["added_tokens"]
     checks = {
@@ -80,7 +80,7 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
     characters = {text: i for text, i in inner["model"]["vocab"].items() if len(text) == 1}
     words = {token["content"]: token["id"] for token in added if not token["special"]}
     checks["it is ASCII"] = all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
-    if failed := [what for what, holds in checks.items() if not holds]:
+    if failed := [check for check, passed in checks.items() if not passed]:
         raise NoArrayForm(
             f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet (it is not so that "
             f"{failed[0]}); the compiled road takes tokenizers of single characters and whole words"
@@ -117,10 +117,10 @@ def spell(
     begins = jnp.zeros((len(tokens), width), jnp.int32)
     begins = begins.at[rows, distinct(jnp.where(sizes > 0, start, width), width)].set(1, **UNIQUE)
     order = jnp.argsort(sizes == 0, axis=1, stable=True)  # tokens that are not empty come first
-    spelling, begin = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
+    ordered, begin = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
     which = jnp.maximum(jnp.cumsum(begins, axis=1) - 1, 0)
     column = jnp.arange(width) - jnp.take_along_axis(begin, which, axis=1)
-    token = jnp.take_along_axis(spelling, which, axis=1)
+    token = jnp.take_along_axis(ordered, which, axis=1)
     codes = jnp.asarray(alphabet.spelled)[token, jnp.clip(column, 0, alphabet.longest - 1)]
     return jnp.where(jnp.arange(width) < size[:, None], codes, 0), size
 
@@ -145,7 +145,7 @@ def tokenise(
 ) -> tuple[jax.Array, jax.Array]:
     """codes [B, N] of sizes [B] -> tokens [B, width], padded with 0, and their number [B].
 
-    Each token is the longest word that matches, else one character. Tokens beyond `width` are dropped but counted.
+    From the left: the longest word that matches, else one character. Tokens beyond `width` are dropped but counted.
     """
     rows, count = codes.shape
     reach = max((len(word) for word, _ in alphabet.words), default=1)

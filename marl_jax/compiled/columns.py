@@ -37,7 +37,7 @@ class Columns(flax.struct.PyTreeNode):
     prompt_length: jax.Array  # Int[N]
     number: jax.Array  # Int[N], number of the call among those made in its episode; `table.call` is its place
     answer: jax.Array  # Int[E], place of the call whose answer ends the episode
-    logp: Any = None  # [N, M] computed by the learner; None before
+    logp: Any = None  # [N, M] computed by the learner; 0 before its update, None before `learn.before_update`
     entropy: Any = None  # [N, M]
     ref_logp: Any = None  # [N, M] under the reference; None if no role has a kl_coef
     beyond: Any = None  # Bool[N], answers that arrays cannot grade; they count as wrong
@@ -69,17 +69,17 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         return rows([jnp.full((episodes,), value, dtype) for value in values])
 
     made = rows([line.made for line in lines])
-    read = stage.read(lines)
-    graded = [jnp.where(line.made, 1.0 * found.right, 0.0) for line, found in zip(lines, read)]
+    results = stage.read(lines)
+    graded = [jnp.where(line.made, 1.0 * result.right, 0.0) for line, result in zip(lines, results)]
     outcome = jnp.take_along_axis(jnp.stack(graded, axis=1), answer[:, None], axis=1)[:, 0]
     # Only answers of the task's own reader can be graded in arrays.
     beyond = [
-        found.beyond | (found.readable & ((answer == place) | (kind == SOLVER)) if line.cue.read else False)
-        for place, (line, found, kind) in enumerate(zip(lines, read, kinds))
+        result.beyond | (result.readable & ((answer == place) | (kind == SOLVER)) if line.cue.read else False)
+        for place, (line, result, kind) in enumerate(zip(lines, results, kinds))
     ]
     episode = jnp.arange(episodes, dtype=jnp.int32)
     after = lambda line: -1 if line.cue.after is None else line.cue.after
-    columns = Table(
+    table = Table(
         episode=jnp.repeat(episode, len(lines)),
         task=jnp.repeat(episode // cast.samples, len(lines)),
         path=constant([-1] * len(lines))[:, None],
@@ -100,8 +100,8 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         truncated=rows([_truncated(cast, line) for line in lines]),
         cut=jnp.where(made, rows([line.cut for line in lines]), 0),
         kind=constant(kinds),
-        readable=rows([found.readable for found in read]),
-        choice=rows([jnp.where(line.made, found.choice, -1) for line, found in zip(lines, read)]),
+        readable=rows([result.readable for result in results]),
+        choice=rows([jnp.where(line.made, result.choice, -1) for line, result in zip(lines, results)]),
         sound=made,
         grade=rows([x if kind == SOLVER else jnp.full_like(x, jnp.nan) for x, kind in zip(graded, kinds)]),
         outcome=jnp.repeat(outcome, len(lines)),
@@ -111,7 +111,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
     prompt_length = rows([line.prompt[1] for line in lines])
     number = jnp.cumsum(made.reshape(episodes, -1), axis=1).reshape(-1) - 1
     return Columns(
-        columns,
+        table,
         jnp.where(made, prompt_length, 0),
         number,
         answer,
@@ -174,8 +174,8 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         )
     C, made = len(columns.cues), np.flatnonzero(columns.table.length)
     # The columns of each shard number episodes and problems from 0, so their numbers are taken from the rows.
-    table, (owner, place) = columns.table.take(made), np.divmod(made, C)
-    problems, length = (owner // cast.samples).tolist(), table.length
+    table, (episode, place) = columns.table.take(made), np.divmod(made, C)
+    problems, length = (episode // cast.samples).tolist(), table.length
     text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
 
     @functools.cache  # episodes of a problem often have equal completions
@@ -184,7 +184,7 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
 
     answer = tuple(map(answer_in, text, problems, (columns.cues[i].read for i in place.tolist())))
     number = columns.number.reshape(-1, C)
-    numbers_of = lambda calls: np.where(calls < 0, -1, number[owner[:, None], calls])
+    numbers_of = lambda calls: np.where(calls < 0, -1, number[episode[:, None], calls])
     row_of = np.full(number.size, -1)
     row_of[made] = np.arange(len(made))
     valid = (columns.answer >= 0) & (columns.answer < C)
@@ -194,16 +194,16 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, C)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(
-        episode=owner.astype(np.int32),
+        episode=episode.astype(np.int32),
         task=dense(tasks[i].id for i in problems),
-        call=number[owner, place],
+        call=number[episode, place],
         reads=numbers_of(table.reads),
         after=numbers_of(table.after[:, None])[:, 0],
         prompt=Ragged.of_padded(table.prompt, np.asarray(columns.prompt_length)[made]),
         tokens=Ragged.of_padded(table.tokens, length),
         logprobs=Ragged.of_padded(table.logprobs, length),
         temperature=np.array([cast.settings[role].temperature for role in table.roles])[table.role],
-        readable=np.array([one is not None for one in answer], bool),
+        readable=np.array([a is not None for a in answer], bool),
         group=dense(zip(problems, table.group.tolist())),  # a group contains calls of one problem only
         text=text,
         answer=answer,

@@ -3,8 +3,8 @@
     stem [G, P]  keys and values of each prompt without its last token        prefilled in blocks by length
     own [W, M]   keys and values of each lane, W = G x S: the prompt's last token, then the samples
 
-All lanes write the same column in each turn of the loop. It ends when all lanes have ended; the last quarter of them
-is gathered into a batch of that size. A token's noise depends on its lane's key and its number, as in the engine.
+All lanes write the same column in each turn, until all have ended; once at most a quarter is active, these lanes are
+gathered into a batch of that size. A token's noise depends on its lane's key and its number, as in the engine.
 
 The axis of the K key-value heads is merged with that of prompts or lanes. If it were separate (one entry in small
 models), XLA on a CPU would copy every cache in every turn of the loop: it writes into one copy and reads another.
@@ -28,7 +28,7 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.sampling.programs import Features, Lanes, sample
 
 BLOCK = 32  # prompts that are prefilled together
-LEAST_LANES = 128  # batches with fewer lanes keep their finished lanes
+LEAST_LANES = 128  # batches with fewer lanes are not gathered into a smaller one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _prefill(static: Static, weights: _Weights, tokens: jax.Array, length: jax.A
             keys = jnp.pad(jnp.transpose(k, (0, 2, 3, 1)), padding)
             return x, (keys, jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*padding[:2], padding[3], padding[2])))
 
-        lora = jax.tree.map(lambda *of: jnp.stack(of), *weights.lora(len(rows), static))
+        lora = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights.lora(len(rows), static))
         layers = weights.params["layers"], lora
         keys, values = jax.lax.scan(step, x, layers, unroll=jax.default_backend() != "cpu")[1]
         return tuple(keys), tuple(values)

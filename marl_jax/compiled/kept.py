@@ -68,11 +68,11 @@ def file_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **mo
     return Path(folder) / f"step-{user_cache.digest(program)}-cache"
 
 
-def describe(given: Any) -> Any:
+def describe(arguments: Any) -> Any:
     """A description of a step's arguments: their shapes and placement."""
-    leaves, tree = jax.tree.flatten(given)
-    where = [(str(getattr(x, "sharding", "")), str(getattr(x, "committed", ""))) for x in leaves]
-    return str(tree), [repr(jax.typeof(x)) for x in leaves], where
+    leaves, tree = jax.tree.flatten(arguments)
+    placement = [(str(getattr(x, "sharding", "")), str(getattr(x, "committed", ""))) for x in leaves]
+    return str(tree), [repr(jax.typeof(x)) for x in leaves], placement
 
 
 def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> list[Any] | None:
@@ -104,7 +104,7 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
 def jax_cache_hits(place: Path | None) -> Iterator[list[str]]:
     """Collect the hits in JAX's own cache within this context.
 
-    If the file at `place` is damaged, that cache is off: a program loaded from it cannot be stored, see `keep`.
+    If there is a file at `place`, it could not be loaded; that cache is off then: `keep` cannot store programs from it.
     """
     hits: list[str] = []
     record = lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None

@@ -76,14 +76,14 @@ def learn(
     trained = columns.table.trains & role_trains[columns.table.role]
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
-    now = state.learner[policy]
+    old = state.learner[policy]
     schedule = rates(cast.config, policy, len(state.trees))
-    clock: Any = now.steps
+    clock: Any = old.steps
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
     rate = schedule[jnp.minimum(clock, len(schedule) - 1)]
     update = _Update(cast, policy, columns, trained, axes)
-    return update.run(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
+    return update.run(state.trees[policy], old, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
@@ -133,7 +133,7 @@ class _Update:
             settings=config.step_settings,
         )
         finite = applied["finite"].astype(jnp.int32)
-        moved = state.replace(
+        new_state = state.replace(
             optimiser=optimiser,
             damping=damping,
             steps=state.steps + 1,
@@ -143,7 +143,7 @@ class _Update:
         select = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
         metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
         metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
-        return select(new, tree), select(moved, state.replace(empty=state.empty + 1)), columns, metrics
+        return select(new, tree), select(new_state, state.replace(empty=state.empty + 1)), columns, metrics
 
     def _places_of(self, unit: Unit) -> list[list[int]]:
         """The places of a unit in lists: one per prompt that a problem's episodes share, one for all other calls."""
@@ -207,7 +207,7 @@ class _Update:
         frozen: Tree | None,
         reference: Tree | None,
     ) -> tuple[Any, Columns]:
-        """(parts and denominator, loss, positions filled and computed) plus rows of a unit; columns with log-probs."""
+        """Add rows of a unit to the carry (parts and denominator, loss, filled and computed positions) and to the columns."""
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
             update_programs.accumulate,

@@ -20,12 +20,12 @@ class Rows(NamedTuple):
     """N rows in groups whose prompts share a beginning (the stem): the tokens fed after it, and the targets."""
 
     row: jax.Array  # Int[N], rows of the table
-    group: jax.Array  # Int[N], in ascending order
+    group: jax.Array  # Int[N], the row's group, in ascending order
     stem: jax.Array  # Int[G, P], the beginning that a group's prompts share
     stem_length: jax.Array  # Int[G], its length
     tokens: jax.Array  # Int[N, S], the prompt after the stem, then the completion
     rest: jax.Array  # Int[N], prompt tokens after the stem
-    target_count: jax.Array  # Int[N], number of targets; 0: no pack contains the row
+    target_count: jax.Array  # Int[N], number of targets; 0: the row takes no position
     targets: jax.Array  # Int[N, M]
     logprobs: jax.Array  # [N, M]
     advantage: jax.Array  # [N]
@@ -107,8 +107,8 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> P
 
     def row_at(end: int, begins: jax.Array) -> jax.Array:
         # A row that does not fit begins past the end, so that no position belongs to it.
-        of = jnp.where(number < first, -1, jnp.where(fits, begins, end))
-        return jnp.clip(jnp.searchsorted(of, jnp.arange(end), side="right") - 1, 0, count - 1)
+        starts = jnp.where(number < first, -1, jnp.where(fits, begins, end))
+        return jnp.clip(jnp.searchsorted(starts, jnp.arange(end), side="right") - 1, 0, count - 1)
 
     leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its stem precedes it
     r = row_at(size, jnp.where(leads, begin, start))

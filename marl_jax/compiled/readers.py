@@ -1,8 +1,8 @@
 """Array forms of the readers that calls have on the hosted road: those of `workflows.parse`, and of task answers.
 
-codes uint8 [B, N] (0 behind the end) ──► Read: the answers of B texts
+codes uint8 [B, N] (padded with 0) ──► Read: the answers of B texts
 
-A solver's answer is compared with its gold integer, or the tests that its program must pass.
+A solver's answer is compared with its gold integer; a program must pass the tests of its task.
 """
 
 import functools
@@ -52,8 +52,8 @@ def _judged(text: Text, solved: arrays.ReadAnswer, verdict: arrays.Verdict) -> R
     return _blank(text)._replace(readable=solved.readable, right=right, beyond=verdict.beyond, key=solved.key)
 
 
-def whole(text: Text, _: jax.Array) -> Read:
-    """`parse.whole`."""
+def stripped(text: Text, _: jax.Array) -> Read:
+    """`parse.stripped`."""
     return _blank(text)._replace(readable=jnp.any((text.chars != 0) & ~is_blank(text.chars), axis=1))
 
 
@@ -82,7 +82,7 @@ FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
     parse.pick: pick,
     parse.verdict: verdict,
     parse.plan_of: plan,
-    parse.stripped: whole,
+    parse.stripped: stripped,
 }
 ANSWERS: dict[Family, Reader] = {"math": answer, "code": program}
 

@@ -40,7 +40,7 @@ class Text:
     """A constant part of a prompt."""
 
     codes: bytes
-    tokens: int  # their number if the text is tokenised alone
+    tokens: int  # number of tokens if the text is tokenised alone
 
 
 Piece = Text | Field
@@ -138,7 +138,7 @@ class _DryTask:
 def _played(
     workflow: Workflow, prompts: Prompts, task: Any, completion_of: Callable[[int], Completion]
 ) -> Iterator[list[Any]]:
-    """The items that the workflow yields, batch by batch; `completion_of(number)` are the completions of its calls."""
+    """The items that the workflow yields, batch by batch; `completion_of(number)` is the completion of a call."""
     script, numbers, reply = workflow(task, prompts), itertools.count(), None
     while True:
         try:
@@ -167,7 +167,7 @@ def _first_changed_role(
     texts: Mapping[int, str],
     written: Sequence[tuple[Call, str]],  # the calls of a dry run, and the text that each adds
 ) -> str | None:
-    """The role of the first call that, in a dry run with longer texts, does not add its `written` text with them."""
+    """The role of the first call whose text, played with longer texts, is not its `written` text with these in it."""
     filled = {mark(): f"aB {mark()} cD"}
     filled |= {mark(call): f" aB\n{mark(call)}\n{'cD ' * 400}" for call in range(len(written))}
     table = str.maketrans(filled)

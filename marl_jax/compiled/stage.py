@@ -138,9 +138,10 @@ class Stage:
         options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
         self._batch += 1
         width, first = max(map(len, options)), len(self.lines)
+        # A seat is one of the parallel calls, on each path.
         seats = [[batch[i] if i < len(batch) else None for batch in options] for i in range(width)]
         seats = [[cue and self._with_places(path, cue) for path, cue in enumerate(seat)] for seat in seats]
-        for i, seat in enumerate(seats):  # a seat: one of the parallel calls, on each path
+        for i, seat in enumerate(seats):
             for place, cue in zip(self._place, seat):
                 if cue is not None:
                     place[cue.call] = first + i
@@ -170,7 +171,7 @@ class Stage:
             if line.read is None:
                 like = same_reader(line.cue.read)
                 self._read(
-                    [one for one in self.lines if one.read is None and same_reader(one.cue.read) == like]
+                    [call for call in self.lines if call.read is None and same_reader(call.cue.read) == like]
                 )
         return [line.read for line in lines]
 
@@ -260,19 +261,19 @@ class Stage:
         out = decode(static, *self._weights[policy], prompts, length, lanes, forced)
         share = self.episodes * count // len(prompts)
         split = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
-        shown, shown_length, cut = (split(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
+        prompt, prompt_length, cut = (split(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
         tokens, logprobs, lengths = out
         spelled = spell(cast.alphabet, tokens, lengths, tokens.shape[1] * cast.alphabet.longest)
         tokens, logprobs, lengths, codes, sizes = map(split, (*out, *spelled))
         for i, line in enumerate(lines):
-            line.prompt, line.by_task = (shown[:, i], shown_length[:, i]), len(prompts) < self.episodes
+            line.prompt, line.by_task = (prompt[:, i], prompt_length[:, i]), len(prompts) < self.episodes
             line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
             line.codes, line.cut = (codes[:, i], sizes[:, i]), cut[:, i]
 
     def _bound(self, cue: Cue) -> int:
         """The most tokens of a call's prompt; refused if they may not fit.
 
-        A prompt has more if a word begins in one token and ends in the next: then it is cut, and the cut is counted.
+        A prompt may have more if a word begins in one token and ends in the next: then it is cut, which is counted.
         """
         max_new = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
         tokens = 0
@@ -347,7 +348,7 @@ class Stage:
         need = sum((length for (_, length), _ in filled), jnp.zeros((), jnp.int32)).max()
 
         def of(width: int) -> Rows:
-            return tokenise(self.cast.alphabet, *join([rows for rows, _ in filled], width), tokens)
+            return tokenise(self.cast.alphabet, *join([text for text, _ in filled], width), tokens)
 
         written, count = by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
         return written, jnp.minimum(count, tokens), jnp.maximum(count - tokens, 0)
@@ -451,10 +452,10 @@ class _Rehearsal(Stage):
     """One episode in which no call samples tokens."""
 
     def __init__(self, cast: Cast, width: int):
-        class Nothing:
+        class BlankTask:
             id, question = (0,), np.zeros((1, width), np.uint8)
 
-        super().__init__(cast, {}, Nothing, lambda calls: calls, episodes=1)
+        super().__init__(cast, {}, BlankTask, lambda calls: calls, episodes=1)
 
     def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
         pass

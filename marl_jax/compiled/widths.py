@@ -2,7 +2,7 @@
 
     rows by length ─sort─► blocks of R rows ─scan─► each block in the smallest of a few widths that holds it
 
-A switch stays a switch only if its index is not batched: under `vmap` over seeds, it is the largest of all seeds.
+A switch stays a switch only if its index is not batched: under `vmap`, all seeds take the width of the largest.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,8 +3,8 @@
     process k ──pipe── companion k ──TCP── companion 0 ──pipe── process 0
 
 Run by its path, without JAX: JAX aborts a process at once if the coordinating one is lost, and may wait forever in
-a program of all devices if another one is. If a pipe or connection ends without a word, its process was killed. Words:
-`stop` (asked to end), `failed` (by an error), `bye` (the run is over).
+a program of all devices if another one is. If a pipe or connection ends without `bye` or `failed`, its process was
+killed. Words: `stop` (asked to end), `failed` (by an error), `bye` (the run is over).
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def _await_all(
     names = [name, *(f"process {k} of {count}" for k in range(1, count))]
     deadline = time.monotonic() + wait_s
     while True:
-        links = {k: link for k, link in links.items() if not _has_ended(link)}  # it may connect again
+        links = {k: link for k, link in links.items() if not _has_ended(link)}  # an ended one may reconnect
         if len(links) == count - 1:
             break
         if not _readable(listener, deadline):
@@ -95,7 +95,7 @@ def _await_all(
 def _reach_first(
     index: int, count: int, hosts: list[str], port: int, wait_s: float, name: str
 ) -> tuple[dict[int, socket.socket], list[str], int]:
-    """At another process: the same, with its only connection, to process 0."""
+    """At another process: ({0: its connection}, names and free port as process 0 sent them)."""
     deadline, answer = time.monotonic() + wait_s, ""
     where = " or ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
     while not answer:
@@ -164,7 +164,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _readable(source: socket.socket | None, deadline: float) -> bool:
-    """Whether there is something to read by then; exits if its process did, which writes nothing before the meeting."""
+    """Whether `source` is readable by then; exits if the pipe is: its process writes nothing yet, so it has ended."""
     inputs: list[Any] = [PIPE] if source is None else [PIPE, source]
     ready = select.select(inputs, [], [], max(0.0, deadline - time.monotonic()))[0]
     if PIPE in ready:

@@ -1,6 +1,6 @@
 """The table of a step, from the rows that each process played.
 
-share 0: tasks 0, 2, ..    share 1: tasks 1, 3, ..   ──whole──►   tasks 0, 1, 2, 3, .. as one process plays them
+share 0: tasks 0, 2, ..    share 1: tasks 1, 3, ..   ──merged──►  tasks 0, 1, 2, 3, .. as one process plays them
 """
 
 import itertools
@@ -31,7 +31,7 @@ def merged(tables: Sequence[Table]) -> Table:
         for first, table in zip(firsts.tolist(), played)
     ]  # fmt: skip
     rounds = itertools.zip_longest(*by_task, fillvalue=[])
-    table = Table.concat(played).of_episodes([number for turn in rounds for task in turn for number in task])
+    table = Table.concat(played).of_episodes([n for tasks in rounds for task in tasks for n in task])
     role, policy = dense(table.role.tolist()), dense(table.policy.tolist())
     roles, policies = tuple(table.present("role")), tuple(table.present("policy"))
     task = dense(table.task_of(row).id for row in range(len(table)))

@@ -1,10 +1,10 @@
 """How the processes of a run find each other, and how they end together.
 
-    --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is initialized at a free port
+    --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is initialized at a free port of HOST
     neither                               JAX finds what SLURM, Open MPI, a TPU pod or GKE announce
 
-Called once, before JAX computes anything. If a process is lost, the others end within seconds if their machine
-notices it, and else within JAX's heartbeat.
+Called once, before JAX computes anything. If a process is lost, the others end within seconds if its machine still
+runs, and else within JAX's heartbeat.
 """
 
 import collections
@@ -28,7 +28,7 @@ from marl_jax.threads import Workers
 
 WAIT_S = 300.0  # seconds for all processes to connect
 REASON_S = 1.0  # seconds that a failing process waits for its companion
-FOUND_S = 20.0  # seconds for companions, once their processes have found each other
+FOUND_S = 20.0  # seconds for companions to meet, once their processes have found each other
 HEARTBEAT_S = 20  # seconds without a sign from a process until JAX counts it as lost
 END_S = 30  # seconds for all processes to come to the end
 LOST = 1  # the exit code of a process that ends because another is lost
@@ -82,7 +82,7 @@ def joined(
         talk.any_of(False)  # another may still write files, and JAX's shutdown waits only half a minute
     except BaseException:
         companion.say("failed")
-        time.sleep(REASON_S)  # it ends this process if another was killed, which is the reason then
+        time.sleep(REASON_S)  # the companion ends this process if another was killed: that is the reason
         raise
     else:
         jax.distributed.shutdown()  # waits for all
@@ -212,7 +212,7 @@ class _Companion:
         )
 
     def ready(self, word: str = "ready") -> int:
-        """Wait for the line of this word, and return the port in it; a refusal is raised."""
+        """Wait for the line that begins with `word`, and return the port in it; a refusal is raised."""
         first, _, rest = self._process.stdout.readline().decode().rstrip("\n").partition(" ")
         if first != word:
             raise HostsError(rest or "the process that watches the others ended")

@@ -1,6 +1,6 @@
 """Arrays of this process's devices as arrays of all devices, and back: each host already has a complete copy.
 
-    tree of a host ──lifted──► tree over the mesh of all hosts ──program──► new tree ──lowered──► tree of a host
+    tree of a host ──to_global──► tree over the mesh of all hosts ──program──► new tree ──to_local──► tree of a host
 
 No byte is sent: an array over all hosts is made of the pieces that are on its devices.
 """
@@ -22,7 +22,7 @@ def mesh_of_all(data: int, model: int) -> Mesh:
     by_process: dict[int, list[jax.Device]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)
-    rows = [np.array(own[: data * model]).reshape(data, model) for _, own in sorted(by_process.items())]
+    rows = [np.array(local[: data * model]).reshape(data, model) for _, local in sorted(by_process.items())]
     auto = (jax.sharding.AxisType.Auto,) * 2
     return Mesh(np.concatenate(rows), ("data", "model"), axis_types=auto)
 
@@ -53,7 +53,7 @@ def to_global(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def to_local(tree: Tree, shardings: Tree) -> Tree:
-    """The copy of this process, with the `shardings_of` the tree before it was lifted."""
+    """The copy of this process, with the `shardings_of` the tree before `to_global`."""
 
     def lower(leaf: Any, sharding: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
@@ -98,7 +98,7 @@ def on_host(tree: Tree) -> Tree:
 
 
 def fingerprint(tree: Tree) -> int:
-    """A number that changes with the bits of the arrays and with their places; every process has a copy of them."""
+    """A number that changes with the bits of the arrays and with their order; every process has a copy of them."""
     leaves = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
     return sum((2 * place + 1) * int(sum_of_bits(leaf)) for place, leaf in enumerate(leaves))
 

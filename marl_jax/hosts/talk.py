@@ -84,7 +84,7 @@ def sharing_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_errors() -> Iterator[None]:
-    """A context for programs of all devices: errors are not sent, as the others wait inside. They end with this one."""
+    """A context for programs of all devices: the others wait in them and end with this process, so no error is sent."""
     try:
         yield
     except Exception as error:

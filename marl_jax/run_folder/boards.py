@@ -28,13 +28,13 @@ _LARGEST = 3.4028234663852886e38  # of float32
 
 
 class TensorBoard:
-    """An event file; events are in it when `write` returns. A resumed run begins another; its steps replace older."""
+    """An event file, complete when `write` returns. A resumed run begins a new one, whose steps replace older ones."""
 
     def __init__(self, directory: Path, resumed_at: int = 0) -> None:
         self._directory = directory
         with path_errors(directory), disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            # TensorBoard reads files in the order of their names, also where the clock was set back.
+            # TensorBoard reads files in the order of their names, even if the clock was set back.
             earlier = (path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*"))
             number = max([time.time_ns() // 1000, *(int(one) + 1 for one in earlier if one.isdecimal())])
             name = f"events.out.tfevents.{number:016d}.{socket.gethostname()}.{os.getpid()}"

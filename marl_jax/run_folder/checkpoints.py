@@ -36,7 +36,7 @@ Tree = Any
 METRICS = "metrics.jsonl"
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
-SAVE_S = 1200.0  # seconds that Orbax may take for a save, in addition to those by SLOWEST
+SAVE_S = 1200.0  # seconds that Orbax may take for a save, plus its bytes / SLOWEST
 SLOWEST = 10e6  # bytes a second of the slowest disk that is waited for
 POLL_S = 0.05  # seconds between two checks whether process 0 has finished
 _SEALED = {"step", "score", "data", "numbers", "files"}  # keys of every seal
@@ -145,7 +145,7 @@ class Checkpoints:
     ) -> tuple[dict[str, Tree], dict[str, Any]] | None:
         """The newest undamaged checkpoint up to step `recorded`, the last one in `by`; None if there is no checkpoint.
 
-        Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
+        Newer ones are set aside as STEP.damaged or STEP.unrecorded, so that their steps can be saved again.
         """
         self.wait()
         restored = list[tuple[dict[str, Tree], dict[str, Any]]]()
@@ -290,10 +290,10 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
         if file and part not in templates:  # of another tree, which a running run may be removing
             continue
         try:
-            found = _digest(place / name)
+            actual = _digest(place / name)
         except OSError:
             raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)") from None
-        if found != digest:
+        if actual != digest:
             raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
     for name in templates:
         if name in seal.get("stripped", ()):
@@ -323,13 +323,13 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
 
 
 def _arrays_of(templates: Mapping[str, Tree]) -> dict[str, dict[str, Any]]:
-    """{tree: its arrays, as shapes}, without trees that have none."""
+    """{tree: its arrays by path}, without trees that have none; arrays of JAX become shapes with shardings."""
     flat = {name: _flatten(template)[0] for name, template in templates.items()}
     return {name: jax.tree.map(_abstract, arrays) for name, arrays in flat.items() if arrays}
 
 
 def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
-    """The first array of a checkpoint that differs from these trees in shape or dtype; "" if there is none.
+    """The first array of a checkpoint that is missing, or differs in shape or dtype, here or there; "" if none.
 
     Other shapes mean another run, but Orbax accepts numpy arrays of any shape and converts to any dtype.
     """
@@ -442,7 +442,7 @@ def _unflatten(template: Tree, arrays: Mapping[str, Any], numbers: Mapping[str, 
 
 
 def _host_array(leaf: Any) -> np.ndarray:
-    """A host array, which Orbax takes as equal on all processes; on others than process 0 it only has the shape."""
+    """A numpy array, which Orbax takes as equal on all processes; others than process 0 only have its shape."""
     if hosts.is_first():
         return np.array(leaf)
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

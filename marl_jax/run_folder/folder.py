@@ -57,7 +57,7 @@ _PACKAGES = (
 # These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, any
 # number of processes may share a run, and a server may run anywhere.
 _FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts", "config.engine.vllm.url")
-_LOGS = (".log", ".out", ".err")  # of files that may be opened in the folder before a run starts
+_LOGS = (".log", ".out", ".err")  # suffixes of files that may be opened in the folder before a run starts
 _NOTHING = object()
 _held: dict[Path, os.stat_result] = {}  # {path: its file} of the locks that this process holds
 
@@ -136,7 +136,7 @@ def begin(
     *,
     accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Write `config.json`, or compare with the present one; returns the values settled at the first start.
+    """Write `config.json`, or compare with the present one; returns the settled values.
 
     `settle` chooses values for the machine (lanes, lengths, kernels): at the first start, and after an accepted change
     of fields that determine them. A start that failed does not count: the next one may differ.
@@ -177,7 +177,7 @@ def changes(before: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The settled values of an earlier start that still apply to this configuration; {} if there was none."""
+    """The settled values of an earlier start that still apply to this configuration; {} if there are none."""
     record = earlier(folder)
     lines = differences(record.get("config", {}), config.to_json(), "config.")
     if any(not line.startswith(_FREE) for line in lines) and not has_results(folder):
@@ -259,7 +259,7 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
 
 @contextlib.contextmanager
 def restored_on_error(folder: Path) -> Iterator[None]:
-    """A context that restores `config.json` on an error: then an accepted change could not be made."""
+    """A context that restores `config.json` on an error, because then an accepted change was not made."""
     path = folder / CONFIG
     before = path.read_text(encoding="utf-8") if path.exists() else None
     try:
@@ -295,7 +295,7 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
 
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
-    """Digest of a model's weights and configuration, and of other end tokens in generation_config.json."""
+    """Digest of a model's weights and configuration, and of the end tokens of generation_config.json if they differ."""
     place = resolve_path(directory)
     digest = _digest(place, lambda name: name.endswith(".safetensors") or name == "config.json")
     ends, other = (_end_tokens(place / name) for name in ("config.json", "generation_config.json"))
@@ -305,7 +305,7 @@ def digest_model(directory: str | os.PathLike[str]) -> str:
 def _end_tokens(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # loading the model reports it
+    except (OSError, ValueError, AttributeError):  # loading the model reports damage
         return None
 
 
