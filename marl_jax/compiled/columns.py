@@ -53,17 +53,15 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
     cast, lines, episodes = stage.cast, stage.lines, stage.episodes
     roles, policies = cast.parts.workflow.roles, tuple(cast.parts.specs)
     kinds = [KINDS.index(cast.parts.workflow.kind_of(line.cue.role)) for line in lines]
-    widest = lambda of: max(of(line).shape[1] for line in lines)
 
     def rows(values: Sequence[jax.Array]) -> jax.Array:
         stacked = jnp.stack([jnp.broadcast_to(x, (episodes, *jnp.shape(x)[1:])) for x in values], axis=1)
         return stacked.reshape(episodes * len(lines), *stacked.shape[2:])
 
     def padded(of, fill=0):  # type: ignore[no-untyped-def]
-        most = widest(of)
-        return rows(
-            [jnp.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in map(of, lines)]
-        )
+        values = [of(line) for line in lines]
+        most = max(x.shape[1] for x in values)
+        return rows([jnp.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in values])
 
     def constant(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
         return rows([jnp.full((episodes,), value, dtype) for value in values])
@@ -78,7 +76,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         for place, (line, result, kind) in enumerate(zip(lines, results, kinds))
     ]
     episode = jnp.arange(episodes, dtype=jnp.int32)
-    after = lambda line: -1 if line.cue.after is None else line.cue.after
+    after = [-1 if line.cue.after is None else line.cue.after for line in lines]
     table = Table(
         episode=jnp.repeat(episode, len(lines)),
         task=jnp.repeat(episode // cast.samples, len(lines)),
@@ -90,7 +88,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         policy=constant([policies.index(line.policy) for line in lines]),
         version=rows([jnp.full((episodes,), versions.get(line.policy, 0), jnp.int32) for line in lines]),
         reads=padded(lambda line: line.reads, -1),
-        after=jnp.where(made, constant([after(line) for line in lines]), -1),
+        after=jnp.where(made, constant(after), -1),
         prompt=padded(lambda line: line.prompt[0]),
         tokens=padded(lambda line: line.tokens),
         logprobs=padded(lambda line: line.logprobs),

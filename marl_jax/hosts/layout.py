@@ -85,8 +85,7 @@ def on_host(tree: Tree) -> Tree:
 
     A piece that is on several devices is sent by one of them.
     """
-    own = lambda leaf: (shard for shard in leaf.addressable_shards if shard.replica_id == 0)
-    pieces = lambda leaf: [(shard.index, np.asarray(shard.data)) for shard in own(leaf)]
+    pieces = lambda x: [(s.index, np.asarray(s.data)) for s in x.addressable_shards if s.replica_id == 0]
     leaves, structure = jax.tree.flatten(tree)
     jax.block_until_ready(leaves)
     complete = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
