@@ -194,9 +194,8 @@ def _still_settled(record: Mapping[str, Any], lines: Sequence[str]) -> dict[str,
     """The settled values that still apply after the changes in `lines`; None if a change affects all of them."""
     if any(line.startswith(_SETTLED_BY) and not line.startswith(_FREE) for line in lines):
         return None
-    road = any(line.startswith("config.road:") for line in lines)
-    settled = record.get("settled", {})
-    return {name: value for name, value in settled.items() if not road or name not in ("road", "devices")}
+    dropped = ("road", "devices") if any(line.startswith("config.road:") for line in lines) else ()
+    return {name: value for name, value in record.get("settled", {}).items() if name not in dropped}
 
 
 def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
