@@ -207,7 +207,7 @@ class _Update:
         frozen: Tree | None,
         reference: Tree | None,
     ) -> tuple[Any, Columns]:
-        """Add rows to the carry (parts and denominator, loss, filled and computed positions), and log-probs to columns."""
+        """Add rows to the carry (parts and denominator, loss, filled and computed positions), log-probs to columns."""
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
             update_programs.accumulate,
