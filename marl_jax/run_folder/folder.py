@@ -103,6 +103,22 @@ def lock(path: Path) -> Iterator[str | None]:
         os.close(descriptor)
 
 
+def _acquire(descriptor: int, path: Path) -> str | None:
+    for wait in (0.01, 0.05, 0.2, None):  # `in_use` takes the lock for a moment
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if wait is None:
+                return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
+            time.sleep(wait)
+        except OSError as error:
+            raise FolderError(f"'{path}' cannot be locked ({error.strerror}): use a local disk") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return None
+
+
 def check_held(folder: Path) -> None:
     """Raise if the folder was moved, removed or replaced since it was opened: it must not be written to."""
     if (held := _held.get(folder / LOCK)) is None:
@@ -224,6 +240,35 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     return {**record, "config": upgraded(record["config"])}
 
 
+def earlier(folder: Path) -> dict[str, Any]:
+    """The record of an earlier start; {} if there was none. A folder that cannot be a run's is refused."""
+    if not folder.exists():
+        return {}
+    if not folder.is_dir():
+        raise FolderError(f"'{folder}' is a file: choose another place")
+    if (folder / CONFIG).exists():
+        return read(folder)
+    if has_results(folder):
+        raise FolderError(
+            f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
+        )
+    if foreign := _foreign_names(folder):
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise FolderError(
+            f"'{folder}' holds files that are no run's ({foreign[0]}{more}): choose another --workdir, "
+            "one that is new or empty"
+        )
+    return {}
+
+
+def has_results(folder: Path) -> bool:
+    """Whether a run left results that a later start could continue from."""
+    logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
+    return any(log.exists() and log.stat().st_size for log in logs) or any(
+        (folder / "checkpoints").glob("[0-9]*")
+    )
+
+
 def enclosing_run(path: Path) -> Path | None:
     """The folder of the run that a path is, or is in; a run that lost its `config.json` counts, too."""
     for place in (path.resolve(), *path.resolve().parents):
@@ -290,6 +335,40 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
     return [] if same else [f"{at.rstrip('.')}: {_shown(before)} -> {_shown(now)}"]
 
 
+def _foreign_names(folder: Path) -> list[str]:
+    """Names in a folder that no run creates; hidden files and logs of a shell are ignored.
+
+    So are the folders of refused seeds, which contain only a lock.
+    """
+    ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
+
+    def is_foreign(path: Path) -> bool:
+        if path.name.startswith(".") or path.suffix in _LOGS or path.name in ours:
+            return False
+        return not path.is_dir() or [inner.name for inner in path.iterdir()] != [LOCK]
+
+    return sorted(path.name for path in folder.iterdir() if is_foreign(path))
+
+
+def _forget_tools(folder: Path) -> None:
+    """Remove the recorded results of tools, which were made under another configuration."""
+    shutil.rmtree(folder / "tools", ignore_errors=True)
+
+
+def _write(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the record, and return it as `read` does."""
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / CONFIG, text)
+    return json.loads(text)
+
+
+def _shown(value: Any) -> str:
+    if value is _NOTHING:
+        return "nothing"
+    text = json.dumps(value)
+    return f'{text[:13]}..."' if isinstance(value, str) and len(value) == 64 else text  # a digest
+
+
 # ---------------------------------------------------------------- the inputs that a run depends on
 
 
@@ -343,82 +422,3 @@ def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
         with open(path, "rb") as file:
             digest.update(f"{path.name}\0".encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _acquire(descriptor: int, path: Path) -> str | None:
-    for wait in (0.01, 0.05, 0.2, None):  # `in_use` takes the lock for a moment
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if wait is None:
-                return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
-            time.sleep(wait)
-        except OSError as error:
-            raise FolderError(f"'{path}' cannot be locked ({error.strerror}): use a local disk") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return None
-
-
-def earlier(folder: Path) -> dict[str, Any]:
-    """The record of an earlier start; {} if there was none. A folder that cannot be a run's is refused."""
-    if not folder.exists():
-        return {}
-    if not folder.is_dir():
-        raise FolderError(f"'{folder}' is a file: choose another place")
-    if (folder / CONFIG).exists():
-        return read(folder)
-    if has_results(folder):
-        raise FolderError(
-            f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
-        )
-    if foreign := _foreign_names(folder):
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise FolderError(
-            f"'{folder}' holds files that are no run's ({foreign[0]}{more}): choose another --workdir, "
-            "one that is new or empty"
-        )
-    return {}
-
-
-def has_results(folder: Path) -> bool:
-    """Whether a run left results that a later start could continue from."""
-    logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
-    return any(log.exists() and log.stat().st_size for log in logs) or any(
-        (folder / "checkpoints").glob("[0-9]*")
-    )
-
-
-def _foreign_names(folder: Path) -> list[str]:
-    """Names in a folder that no run creates; hidden files and logs of a shell are ignored.
-
-    So are the folders of refused seeds, which contain only a lock.
-    """
-    ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
-
-    def is_foreign(path: Path) -> bool:
-        if path.name.startswith(".") or path.suffix in _LOGS or path.name in ours:
-            return False
-        return not path.is_dir() or [inner.name for inner in path.iterdir()] != [LOCK]
-
-    return sorted(path.name for path in folder.iterdir() if is_foreign(path))
-
-
-def _forget_tools(folder: Path) -> None:
-    """Remove the recorded results of tools, which were made under another configuration."""
-    shutil.rmtree(folder / "tools", ignore_errors=True)
-
-
-def _write(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the record, and return it as `read` does."""
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_atomically(folder / CONFIG, text)
-    return json.loads(text)
-
-
-def _shown(value: Any) -> str:
-    if value is _NOTHING:
-        return "nothing"
-    text = json.dumps(value)
-    return f'{text[:13]}..."' if isinstance(value, str) and len(value) == 64 else text  # a digest
