@@ -400,12 +400,12 @@ def versions() -> dict[str, str]:
         if path.relative_to(home).parts[0] in PACKAGED_FOLDERS:  # a wheel and a clone have the same code
             continue
         code.update(f"{path.relative_to(home)}\0".encode() + path.read_bytes())
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
     machine = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "device": jax.local_devices()[0].device_kind,
     }
-    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **versions, **machine}
+    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **packages, **machine}
 
 
 def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
