@@ -284,8 +284,8 @@ class Stage:
                 tokens += self._tasks.question.shape[1] if piece.call is None else max_new(piece.call)
         if cue.after is not None:
             tokens += self.lines[cue.after].bound + max_new(cue.after) + 1
-        config, own = self.cast.config, self.cast.settings[cue.role].max_new_tokens
-        most = min(config.engine.max_prompt, (config.rollout.limits.context or 1 << 30) - own)
+        config, completion = self.cast.config, self.cast.settings[cue.role].max_new_tokens
+        most = min(config.engine.max_prompt, (config.rollout.limits.context or 1 << 30) - completion)
         if tokens > most:
             raise NoArrayForm(
                 f"prompts of role '{cue.role}' may take {tokens} tokens, and {most} fit (raise engine.max_prompt "

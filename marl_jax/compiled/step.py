@@ -109,7 +109,7 @@ def make_halves(
     def play(state: State, key: jax.Array, tasks: Tasks) -> tuple[Columns, dict[str, Any]]:
         stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
         answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
-        versions = {policy: own.updates for policy, own in state.learner.items()}
+        versions = {policy: learner.updates for policy, learner in state.learner.items()}
         columns = before_update(cast, with_advantages(cast, table_of(stage, answer, versions)))
         return columns, _means(columns, axes)
 
@@ -146,8 +146,8 @@ def state_of(
 ) -> State:
     """The state of a hosted run, for the compiled step."""
     learner = {
-        name: own.replace(**{count: jnp.int32(value) for count, value in own.counts.items()})
-        for name, own in learner.items()
+        name: state.replace(**{count: jnp.int32(value) for count, value in state.counts.items()})
+        for name, state in learner.items()
     }
     return State(
         dict(trees),
