@@ -129,7 +129,7 @@ def _truncated(cast: Cast, line: StageCall) -> jax.Array:
 def with_advantages(cast: Cast, columns: Columns) -> Columns:
     """Add reward components, rewards, groups and advantages, by the functions of the hosted road.
 
-    Computed in float64, as numpy does there, and stored in float32, as advantages are there, too.
+    Rewards and sums are computed in float64, as numpy does there, and stored in float32, as advantages are there, too.
     """
     config, table = cast.config.advantages, columns.table
     made = table.length > 0

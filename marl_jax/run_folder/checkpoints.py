@@ -329,7 +329,7 @@ def _arrays_of(templates: Mapping[str, Tree]) -> dict[str, dict[str, Any]]:
 
 
 def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
-    """The first array that differs in shape or dtype between a checkpoint and these trees, or is in one only; "" if none.
+    """The first array that differs in shape or dtype between a checkpoint and these trees, or is missing in one; or "".
 
     Other shapes mean another run, but Orbax accepts numpy arrays of any shape and converts to any dtype.
     """
