@@ -12,7 +12,7 @@ from marl_jax.workflows.parse import strategies
 def designed(task, prompts, *, executions=4):
     ask = prompts.orchestrator(question=task.question, limit=1)
     design = yield Call("orchestrator", ask, read=lambda text: "".join(strategies(text, 1)) or None)
-    yield Fork(executions)  # what follows is played so many times
+    yield Fork(executions)  # the rest is played once in each branch
     if design.answer is None:
         ask = prompts.worker.plain(question=task.question)
     else:
