@@ -9,8 +9,7 @@ LOCK := constraints/py$(VERSION).txt
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
-# Compile the packages that are imported here, on all cores: pip would compile everything, on one core. Templates that
-# are not valid Python are ignored.
+# Compile imported packages on all cores: pip would compile all on one core. Templates that are no Python are ignored.
 RARE := /(transformers/models|tensorflow_datasets|tests|fontTools|pip|mypy)/
 COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib/python*/site-packages || true
 
