@@ -23,7 +23,7 @@ NOWHERE = 1 << 30  # a row out of range: reads of it are harmless, writes to it 
 
 
 class Waiting(NamedTuple):
-    """A request that is not in a lane yet."""
+    """A submitted request: it waits in a queue, then a bank keeps it while it has a lane."""
 
     ticket: int
     request: Request
@@ -32,12 +32,12 @@ class Waiting(NamedTuple):
 
     @property
     def tokens(self) -> Tokens:
-        """Its prompt and the tokens sampled so far."""
+        """Its prompt and the tokens of `sampled`."""
         return self.request.tokens if self.sampled is None else (*self.request.tokens, *self.sampled.tokens)
 
     @property
     def cached(self) -> int:
-        """The number of tokens to prefill."""
+        """The number of tokens that must be cached when it enters a lane."""
         return len(self.request.tokens) - 1 + (0 if self.sampled is None else len(self.sampled.tokens))
 
     @property
@@ -72,7 +72,7 @@ class Feed(NamedTuple):
 
 @dataclasses.dataclass
 class Wave:
-    """Requests that enter lanes together, and what is done on the device before; in the order of the fields."""
+    """Requests that enter lanes together, and what is done on the device before that, in the order of the fields."""
 
     swaps: list[Swap] = dataclasses.field(default_factory=list)  # lanes to swap
     moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (from, to) rows to copy
@@ -127,7 +127,7 @@ class Admission:
         return wave
 
     def grow(self, position: np.ndarray, left: np.ndarray) -> list[int]:
-        """Update the needed rungs by the cached tokens and tokens left of lanes [W]; returns the lanes to give up."""
+        """Update the rungs that lanes [W] need, by their cached tokens and tokens left; returns the lanes given up."""
         taken = self.places.taken
         columns = position[taken] + np.minimum(self._settings.steps, left[taken])
         self.places.need[taken] = np.searchsorted(self._settings.lengths, columns)
@@ -190,19 +190,19 @@ class Admission:
 
     def _new_row(self, key: Key, wave: Wave) -> tuple[int, int] | None:
         """A row for the prompt, and how many of its tokens are copied there."""
-        kept, start = self._prefixes.longest(key)
-        row = self._prefixes.add(key, wave.locked | {kept})
+        source, start = self._prefixes.longest(key)
+        row = self._prefixes.add(key, wave.locked | {source})
         if row is None:
             return None
         if start:
-            wave.moves.append((kept, row))
+            wave.moves.append((source, row))
         return row, start
 
     def _look_ahead(self, wave: Wave) -> None:
-        """Use the rows that prefills would leave empty for prompts of requests that wait for a lane."""
+        """Fill rows of prefills that would be empty with prompts of requests that wait for a lane."""
         chunk_of, rows_of = self._settings.chunk_of, self._settings.prefill_rows
-        prompts = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
-        empty_rows = {chunk: -count % rows_of(chunk) for chunk, count in prompts.items()}
+        counts = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
+        empty_rows = {chunk: -count % rows_of(chunk) for chunk, count in counts.items()}
         window = LOOK_AHEAD if any(empty_rows.values()) else 0
         queues = self._queues if self._settings.lanes_at else [self._queues[self._turn]]
         for waiting in itertools.islice(heapq.merge(*queues, key=_arrival), window):

@@ -5,9 +5,9 @@ finished completions are returned. A prompt that several requests share is prefi
 
     submit -> admission -> prefix cache (prefill) -> bank of lanes (decode, n tokens per dispatch) -> completion
 
-Banks take turns, always in the same order: `step` waits for one while the others decode. If requests wait for lanes,
-`step` also begins the bank's next dispatch before it returns, so that the device works while the caller looks at the
-completions. A request that the caller then submits enters with the dispatch after that one.
+Banks take turns, always in the same order: `step` waits for one while the others decode. If no lane would stay free, or
+nothing finished, `step` also begins the bank's next dispatch before it returns: the device works while the caller looks
+at the completions, and a request that the caller then submits enters with the dispatch after that one.
 """
 
 import bisect
@@ -43,7 +43,7 @@ class NotFinite(UserError, FloatingPointError):
 class Stats:
     """Counts of the engine's work so far."""
 
-    dispatches: int = 0  # decode programs that were started
+    dispatches: int = 0  # decode programs that have ended
     prefilled_tokens: int = 0  # prompt tokens fed, padding not counted
     reused_tokens: int = 0  # prompt tokens that were in the prefix cache already
     sampled_tokens: int = 0  # including tokens after a stop string
@@ -85,7 +85,7 @@ class Engine:
         if not measured:
             settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
         self.config, self.settings, self.stats = config, settings, Stats()
-        self.watch = Stopwatch()  # the caller's time for prefill and decode: dispatching and waiting
+        self.watch = Stopwatch()  # time of the caller's thread in prefill and decode: dispatching and waiting
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
@@ -116,7 +116,7 @@ class Engine:
     def step(self) -> list[tuple[int, Completion]]:
         """Wait for one dispatch and return the finished completions, in the order of lanes.
 
-        After an error or an interrupt, call `abandon()`; only after an interrupted wait may `step` be called again.
+        After an error or an interrupt, call `abandon()`. If only the wait was interrupted, `step` may be called again.
         """
         if not self.pending:
             return []
@@ -195,7 +195,7 @@ class Engine:
                 bank.begin(self._decode)
 
     def _move_up(self, bank: Bank) -> None:
-        """Move requests that have grown to longer rungs; if these are full, the youngest give up their lanes."""
+        """Move grown requests to longer rungs; if these are full, the youngest are held or give up their lanes."""
         table, admission = bank.table, self._admission
         given_up = []
         for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
@@ -345,7 +345,7 @@ class Engine:
         return completions
 
     def _is_near_stop(self, table: LaneTable, lane: int, request: Request) -> bool:
-        """Whether the last dispatch's text contains a stop string. Only its end is decoded: whole texts take long.
+        """Whether the end of the lane's text contains a stop string; to decode the complete text would take long.
 
         A character has at most 4 bytes, a token at least 1. A stop string missed here is found when the lane ends.
         """

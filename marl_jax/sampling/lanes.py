@@ -42,7 +42,7 @@ class LaneTable:
 
     @property
     def decoding(self) -> Lanes:
-        """The arguments of a dispatch."""
+        """The lanes as the next dispatch takes them: held ones are inactive."""
         if not self.held.any():
             return self.lanes
         return dataclasses.replace(self.lanes, active=self.lanes.active & ~self.held)
@@ -65,19 +65,19 @@ class LaneTable:
 
         A request that gave up a lane continues after its earlier tokens and keeps the log-probs recorded then.
         """
-        row, tokens, count = self.lanes, request.tokens, 0
+        lanes, tokens, count = self.lanes, request.tokens, 0
         if before is not None:
             tokens, count = before.tokens, len(before.tokens)
             self.tokens[lane, :count], self.logprobs[lane, :count] = before.tokens, before.logprobs
             self.kept[lane, :count] = before.kept
-        row.token[lane], row.position[lane] = tokens[-1], len(request.tokens) + count - 1
-        row.active[lane], row.generated[lane] = True, count
-        row.max_new[lane], row.min_new[lane] = request.max_new_tokens, request.min_new_tokens
-        row.temperature[lane], row.top_p[lane] = request.temperature, request.top_p
-        row.top_k[lane], row.adapter[lane] = min(request.top_k, vocab), adapter
-        row.stops[lane] = -1
-        row.stops[lane, : len(request.stop_tokens)] = request.stop_tokens
-        row.noise[lane] = noise_key(request.key)
+        lanes.token[lane], lanes.position[lane] = tokens[-1], len(request.tokens) + count - 1
+        lanes.active[lane], lanes.generated[lane] = True, count
+        lanes.max_new[lane], lanes.min_new[lane] = request.max_new_tokens, request.min_new_tokens
+        lanes.temperature[lane], lanes.top_p[lane] = request.temperature, request.top_p
+        lanes.top_k[lane], lanes.adapter[lane] = min(request.top_k, vocab), adapter
+        lanes.stops[lane] = -1
+        lanes.stops[lane, : len(request.stop_tokens)] = request.stop_tokens
+        lanes.noise[lane] = noise_key(request.key)
         self.tickets[lane] = ticket
 
     def take(self, rows: np.ndarray, real: int) -> None:
@@ -88,11 +88,11 @@ class LaneTable:
         self.tickets[real:] = FREE
         self.lanes.active[real:] = False
 
-    def exchange(self, one: int, other: int) -> None:
+    def exchange(self, lower: int, upper: int) -> None:
         """Swap two lanes."""
         record = (self.tickets, self.held, self.tokens, self.logprobs, self.kept)
         for leaf in (*jax.tree.leaves(self.lanes), *record):
-            leaf[[one, other]] = leaf[[other, one]]
+            leaf[[lower, upper]] = leaf[[upper, lower]]
 
     def give_up(self, lane: int) -> Partial | None:
         """Free the lane; returns its tokens so far, None if there are none."""

@@ -36,7 +36,7 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array
     """Set the logits [B,V] that top_k [B] (0: off), then top_p [B] (1: off) remove to -inf.
 
     top-k keeps the top_k likeliest tokens, of equal ones those with the lowest ids. Of these, top-p keeps a token if
-    likelier ones have less than top_p of their common mass, and equal ones together. The thresholds are found by
+    likelier ones have less than top_p of the mass of all; equal ones stay or go together. The thresholds are found by
     bisection over the bits of the logits: 32 passes over the row each, instead of a sort, and exact.
     """
     chex.assert_rank([logits, top_k, top_p], [2, 1, 1])
@@ -89,11 +89,11 @@ def noise(keys: jax.Array, positions: jax.Array) -> jax.Array:
     """keys [B,2] uint32 and positions [B] -> uniforms [B,2], which depend on nothing else."""
     chex.assert_rank([keys, positions], [2, 1])
 
-    def one(key: jax.Array, position: jax.Array) -> jax.Array:
+    def uniforms(key: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
         return jax.random.uniform(key, (2,), jnp.float32)
 
-    return jax.vmap(one)(keys, positions)
+    return jax.vmap(uniforms)(keys, positions)
 
 
 def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ class Prefixes:
         self._kept_lengths: collections.Counter[int] = collections.Counter()
         self._wanted: collections.Counter[Key] = collections.Counter()  # requests that wait for this prompt
         self._history: dict[Key, Key] = {}  # a prompt that is waited for -> the kept entry that it continues
-        self._claims: collections.Counter[Key] = collections.Counter()  # waiting prompts that continue it
+        self._claims: collections.Counter[Key] = collections.Counter()  # kept entry -> waiting prompts
 
     def want(self, key: Key) -> None:
         """One more request waits for this prompt."""
@@ -68,7 +68,7 @@ class Prefixes:
         return (self._entries[kept_key].row, len(kept_key[1])) if kept_key else (-1, 0)
 
     def extend(self, key: Key, locked: set[int], *, alone: bool) -> tuple[int, int] | None:
-        """Turn the longest kept entry that the prompt begins with into its own; returns the row and the common length.
+        """Replace the longest kept entry that the prompt begins with by the prompt's; returns row and common length.
 
         None if there is no such entry, its row is locked or, with `alone`, another request needs it, too.
         """

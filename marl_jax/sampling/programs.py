@@ -28,7 +28,7 @@ Array = Any  # numpy on the host, JAX inside a program
 class Features:
     """Optional features of the compiled decode step. Each costs time in every step, so each is off by default."""
 
-    truncate: bool = False  # top-k and top-p below their off values
+    truncate: bool = False  # requests may use top-k and top-p
     min_new: bool = False  # stop tokens barred from a completion's first tokens
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
     # A user's "module:function" that removes tokens after top-k and top-p.
@@ -167,19 +167,19 @@ def copy_rows_within(cache: Cache, from_rows: jax.Array, to_rows: jax.Array) -> 
 def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tuple[Cache, Cache]:
     """Row `low` of a cache and row `up` of a longer one change places, over the shorter length."""
 
-    def both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def swap(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = (1, *map(min, zip(a.shape[1:], b.shape[1:])))
         at, to = (low, 0, 0, 0), (up, 0, 0, 0)
         short, other = jax.lax.dynamic_slice(a, at, size), jax.lax.dynamic_slice(b, to, size)
         return jax.lax.dynamic_update_slice(a, other, at), jax.lax.dynamic_update_slice(b, short, to)
 
     leaves, structure = jax.tree.flatten(lower)
-    lows, ups = zip(*map(both, leaves, jax.tree.leaves(upper)))
+    lows, ups = zip(*map(swap, leaves, jax.tree.leaves(upper)))
     return jax.tree.unflatten(structure, lows), jax.tree.unflatten(structure, ups)
 
 
 def grow(cache: Cache, length: int) -> Cache:
-    """The cache with room for `length` tokens; the old one is deleted array by array, so only one exists twice."""
+    """The cache with room for `length` tokens; the old one is deleted array by array: one at a time exists twice."""
     keys = tuple(_in_place_of(k, _pad(k, length, axis=3)) for k in cache.keys)
     return Cache(keys, tuple(_in_place_of(v, _pad(v, length, axis=2)) for v in cache.values))
 

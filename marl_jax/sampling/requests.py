@@ -29,7 +29,7 @@ class Request:
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off
     top_k: int = 0  # 0 is off
-    min_new_tokens: int = 0  # no stop token is sampled before
+    min_new_tokens: int = 0  # the completion cannot stop before this many tokens
     stop_tokens: tuple[int, ...] = ()  # ids that end the completion
     stop_strings: tuple[str, ...] = ()  # texts that end the completion
     keep: bool = False  # keep its cache: a later prompt will begin with this prompt and completion

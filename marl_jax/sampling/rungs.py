@@ -46,7 +46,7 @@ class Places:
         return int(full[0]) - 1 if full.size else len(self._capacity) - 1
 
     def enter(self, ticket: int, need: int) -> list[Swap]:
-        """Give a request a lane, if there is `room`; returns the lanes that change places for it, in this order."""
+        """Give a request a lane, for which `room` must suffice; returns the lanes that swap for it, in this order."""
         free = np.flatnonzero(self.tickets == FREE)
         fits = free[self.rung[free] >= need]
         lane = int(fits[0] if fits.size else free[-1])
@@ -127,7 +127,7 @@ def best_lengths(
         columns = prompt - 1 + np.minimum(token - token % steps + steps, new)
         steps_at += np.bincount(-(-columns // multiple), minlength=len(steps_at))
     sums = np.cumsum(steps_at)
-    # least[j]: the least cost of steps of up to ends[j - 1], with lengths of which ends[j - 1] is the last.
+    # least[j]: the least cost of steps of up to ends[j - 1], over `count` lengths of which ends[j - 1] is the last.
     costs = np.where(np.tri(len(sums), k=-1).T, (sums[None] - sums[:, None]) * np.r_[0, ends], np.inf)
     least, previous = np.where(np.arange(len(sums)) > 0, np.inf, 0.0), []
     best: tuple[float, int] = (np.inf, 0)
@@ -147,8 +147,8 @@ def best_lengths(
 def apportion(lanes: int, shares: np.ndarray) -> tuple[int, ...]:
     """Split `lanes` over rungs in these shares; the longest rung gets at least one."""
     exact = (lanes - 1) * shares
-    whole = np.floor(exact).astype(int)
-    for rung in np.argsort(whole - exact, kind="stable")[: lanes - 1 - int(whole.sum())]:
-        whole[rung] += 1
-    whole[-1] += 1
-    return tuple(whole.tolist())
+    counts = np.floor(exact).astype(int)
+    for rung in np.argsort(counts - exact, kind="stable")[: lanes - 1 - int(counts.sum())]:
+        counts[rung] += 1
+    counts[-1] += 1
+    return tuple(counts.tolist())

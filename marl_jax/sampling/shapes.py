@@ -36,7 +36,7 @@ class Sizes:
     """The sizes at which a kind of device runs at full speed; larger ones only add padding and idle lanes."""
 
     lanes: int  # default maximum
-    steps: int  # of a dispatch: many if dispatches are costly, few because lanes that end in it idle until its end
+    steps: int  # per dispatch: more if a dispatch is costly, but lanes that end early idle until its end
     prefill_tokens: int  # tokens of one prefill
     columns: int  # attended lengths are multiples of this
     banks: int  # more than one if a program leaves some of the device idle
@@ -53,7 +53,7 @@ class EngineSettings:
     """The static shapes of an engine."""
 
     widths: tuple[int, ...]  # numbers of lanes of a bank, falling: it is compacted as it thins out
-    # Cache lengths, rising: those to which the one cache grows with its longest lane, or those of the rungs.
+    # Cache lengths, rising: those to which a bank's cache grows with its longest lane, or those of the rungs.
     lengths: tuple[int, ...]
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
     prefill_tokens: int  # tokens of one prefill, over all its rows
@@ -165,8 +165,8 @@ def plan(
 ) -> EngineSettings:
     """Settings for a load within a byte budget.
 
-    `lanes` and `steps` default to what keeps this kind of device busy; default lanes are no more than the requests and
-    fit the budget. The budget covers caches and working memory, not the weights, and is half of the free memory by
+    `lanes` and `steps` default to what keeps this kind of device busy; default lanes are at most the requests, rounded
+    up, and fit the budget. It covers caches and working memory, not the weights, and is half of the free memory by
     default. Something that takes turns with the engine may need `update_bytes` of the budget while the caches stay.
     Histories get rows if memory is left. `platform` (cpu, gpu, tpu) is by default that of the device at hand. `devices`
     counts the devices that share the rows of caches and those that share their heads; the budget is that of one device.
@@ -300,27 +300,27 @@ def memory_bytes(
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     if settings.lanes_at:  # rungs keep their shapes; a copy makes an array of its rows
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
-    local_lanes = sum(lanes // _cut(lanes, over) for lanes, _ in settings.rungs) * settings.banks
+    local_lanes = sum(lanes // _parts(lanes, over) for lanes, _ in settings.rungs) * settings.banks
     logits = 4 * local_lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill has a copy of its rows, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])
     scores = 2 * rows * config.num_attention_heads * settings.chunks[-1] * settings.context * 4
     layers = num_parameters(config) * (4 if config.dtype == "float32" else 2) // heads
     # A prefill runs while all banks but one decode; each program copies the layers that it cuts out.
-    beside_prefill = logits * (settings.banks - 1) // settings.banks
+    other_banks = logits * (settings.banks - 1) // settings.banks
     prefill = cache_bytes(config, rows, settings.context) + scores
-    working = reshaped + max(logits, beside_prefill + prefill) + settings.banks * layers
+    working = reshaped + max(logits, other_banks + prefill) + settings.banks * layers
     return lanes + prefixes + max(working, update_bytes)
 
 
 def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
     """Bytes of a cache on each device: rows and heads are split where the devices divide them, else copied."""
     over, heads = devices
-    shared = _cut(rows, over) * _cut(config.num_key_value_heads, heads)
+    shared = _parts(rows, over) * _parts(config.num_key_value_heads, heads)
     return cache_bytes(config, rows, length) // shared
 
 
-def _cut(count: int, devices: int) -> int:
+def _parts(count: int, devices: int) -> int:
     return devices if count % devices == 0 else 1
 
 
@@ -354,7 +354,7 @@ def round_up(n: int) -> int:
 
 
 def round_down(n: int) -> int:
-    """The power of two below, up to 64; the multiple of 64 above."""
+    """The previous power of two up to 64, the previous multiple of 64 above."""
     return n // 64 * 64 if n > 64 else 1 << (n.bit_length() - 1)
 
 

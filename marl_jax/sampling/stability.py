@@ -36,7 +36,7 @@ def stable_shapes(
     """The settings without the widths and lengths whose bits differ from those of the largest.
 
     With rungs there is one width, and each length is needed: a request's tokens are then the same but for near-ties.
-    Compiles the decode programs that the engine will use, and no other.
+    Of the decode programs, this compiles those of the settings, which the engine uses, and no others.
     """
     if len(settings.widths) == len(settings.lengths) == 1 or settings.lanes_at:
         return settings
@@ -71,7 +71,7 @@ def _trim_memory() -> None:
 
 
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
-    """The widths and lengths that are stable in all of several engines."""
+    """The settings with only the widths and lengths that are stable in all of several engines."""
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
@@ -90,7 +90,7 @@ def _outcome(
 ) -> np.ndarray:
     """A digest [4,W] of log-probs and cache of each lane after a dispatch. Lane i gets the same input in all shapes.
 
-    Lane 0 has `filled` columns of its cache filled at the end of the dispatch, the others fewer.
+    Lane 0 has `filled` columns of its cache filled at the end of the dispatch, the others at most as many.
     """
     width, length = shape
     empty = empty_cache(config, width, length, mesh)
