@@ -250,9 +250,10 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.started import ServerRequirements, Started
 from marl_jax.rollouts.vllm.vllm_config import VllmConfig
-started = Started(VllmConfig(start=True, python=sys.argv[1]), Needed("base", "float32", 80, 1, 8), Path(sys.argv[2]))
+needed = ServerRequirements("base", "float32", 80, 1, 8)
+started = Started(VllmConfig(start=True, python=sys.argv[1]), needed, Path(sys.argv[2]))
 print(started.start(), flush=True)
 time.sleep(600)
 """
