@@ -42,7 +42,7 @@ class Chat:
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
-        added = [one for one in tokenizer.added_tokens_decoder.values() if len(one.content) > 1]
+        added = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         special_words = [token.content for token in added if token.special]
         control = _any_of(
             [token.content for token in added if token.special or _MARK.fullmatch(token.content)]
@@ -75,7 +75,7 @@ class Chat:
         return self._starts(tuple((message["role"], message["content"]) for message in messages))
 
     def extend(self, completion: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
-        """What to append to prompt + completion, so that `messages` follow and the assistant speaks next."""
+        """The tokens to append to prompt + completion, so that `messages` follow and the assistant speaks next."""
         closed = bool(completion) and completion[-1] == self.end_of_turn
         return (() if closed else (self.end_of_turn,)) + self._encode(messages, after=True)
 
@@ -148,8 +148,8 @@ class Chats:
             raise ValueError(
                 f"policy '{missing[0]}' has no tokenizer; there are those of: {', '.join(tokenizer)}"
             )
-        chats = {id(one): Chat(one) for one in {id(one): one for one in tokenizer.values()}.values()}
-        self.by_policy = {name: chats[id(one)] for name, one in tokenizer.items()}
+        chats = {id(each): Chat(each) for each in {id(each): each for each in tokenizer.values()}.values()}
+        self.by_policy = {name: chats[id(each)] for name, each in tokenizer.items()}
         self._map = dict(policy_map)
 
     def of(self, role: str, slot: int = 0) -> Chat:

@@ -43,14 +43,14 @@ def _with_rewards(episodes: Sequence[Episode], lines: Sequence[str]) -> Table:
         raise ValueError(f"it has {len(lines)} lines for {len(episodes)} episodes")
     entries = [json.loads(line) for line in lines]
     table = Table.of(
-        [dataclasses.replace(episode, outcome=line["outcome"]) for episode, line in zip(episodes, entries)]
+        [dataclasses.replace(episode, outcome=entry["outcome"]) for episode, entry in zip(episodes, entries)]
     )
 
     def column(name: str) -> np.ndarray:
-        for episode, line in zip(episodes, entries):
-            if len(line[name]) != len(episode.calls):
-                raise ValueError(f"it has {len(line[name])} {name} for {len(episode.calls)} calls")
-        values = [value for line in entries for value in line[name]]
+        for episode, entry in zip(episodes, entries):
+            if len(entry[name]) != len(episode.calls):
+                raise ValueError(f"it has {len(entry[name])} {name} for {len(episode.calls)} calls")
+        values = [value for entry in entries for value in entry[name]]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
     return table.replace(grade=None, reward=column("rewards"), advantage=column("advantages"))

@@ -68,7 +68,7 @@ class Player:
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
     initial_weights: Callable[[], dict[str, Tree]] = dict  # makes the weights that `start` returns
     # Sums the progress of all processes that play a share of the rollout.
-    combined: Callable[[Progress], Progress] = lambda done: done
+    combined: Callable[[Progress], Progress] = lambda progress: progress
 
     def start(self) -> dict[str, Tree]:
         """The weights to train from, {policy: those of its base, in float32}; new copies at every call.

@@ -27,8 +27,8 @@ class Progress:
     first_error: str = ""  # traceback (or error, if there is none) of the first failed episode
 
     def __str__(self) -> str:
-        per = max(self.seconds, 1e-9)
-        rates = f"{self.calls / per:.0f} calls/s, {self.tokens / per:.0f} tokens/s"
+        seconds = max(self.seconds, 1e-9)
+        rates = f"{self.calls / seconds:.0f} calls/s, {self.tokens / seconds:.0f} tokens/s"
         line = f"{self.done}/{self.episodes} episodes, {rates}"
         counts = {
             "failed": self.failed,
@@ -51,12 +51,12 @@ def progress_bar(stream: TextIO | None = None, every_s: float | None = None) -> 
 
     def show(progress: Progress) -> None:
         nonlocal next_time
-        over = progress.done == progress.episodes
-        if next_time == math.inf or (time.monotonic() < next_time and not over):
+        finished = progress.done == progress.episodes
+        if next_time == math.inf or (time.monotonic() < next_time and not finished):
             return
-        next_time = math.inf if over else time.monotonic() + pause
+        next_time = math.inf if finished else time.monotonic() + pause
         filled = 30 * progress.done // max(progress.episodes, 1)
-        bar = f"\r\033[K|{'#' * filled:<30}| {progress}" + "\n" * over
+        bar = f"\r\033[K|{'#' * filled:<30}| {progress}" + "\n" * finished
         try:
             print(bar if terminal else f"{progress}\n", end="", file=stream, flush=True)
         except OSError:

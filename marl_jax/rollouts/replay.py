@@ -35,21 +35,21 @@ def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
 
 def tree(paths: Sequence[Episode]) -> Episode:
     """One episode with all of its paths; calls that they share are stored once."""
-    if not any(leaf.path for leaf in paths):
+    if not any(episode.path for episode in paths):
         (flat,) = paths
         return flat
-    calls = {(call.path, place): call for leaf in paths for place, call in enumerate(leaf.calls)}
-    tools = {(tool.path, place): tool for leaf in paths for place, tool in enumerate(leaf.tools)}
-    ordered = sorted(paths, key=lambda leaf: leaf.path)
+    calls = {(call.path, place): call for episode in paths for place, call in enumerate(episode.calls)}
+    tools = {(tool.path, place): tool for episode in paths for place, tool in enumerate(episode.tools)}
+    ordered = sorted(paths, key=lambda episode: episode.path)
     return dataclasses.replace(
         ordered[0],
         path=(),
         answer=None,
         calls=tuple(calls[key] for key in sorted(calls)),
         tools=tuple(tools[key] for key in sorted(tools)),
-        error=next((leaf.error for leaf in ordered if leaf.error), None),
-        seconds=max(leaf.seconds for leaf in ordered),
-        leaves=tuple(Leaf(leaf.path, leaf.answer, leaf.error) for leaf in ordered),
+        error=next((episode.error for episode in ordered if episode.error), None),
+        seconds=max(episode.seconds for episode in ordered),
+        leaves=tuple(Leaf(episode.path, episode.answer, episode.error) for episode in ordered),
     )
 
 

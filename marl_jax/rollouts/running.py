@@ -40,7 +40,7 @@ class Limits:
     max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
     max_leaves: Count = 64  # paths of one episode, if all branches forked like the one played
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
-    overlong: Literal["refuse", "truncate"] = "refuse"  # what to do with a prompt that leaves no room
+    overlong: Literal["refuse", "truncate"] = "refuse"  # of prompts that leave their completion no room
 
     def __post_init__(self) -> None:
         fields.check(self)
@@ -322,7 +322,7 @@ class Running:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback from the workflow's code on, without frames of this file."""
+    """The traceback from the workflow's code on, without the frames of this file before it."""
     frames = traceback.extract_tb(error.__traceback__)
     kept = list(itertools.dropwhile(lambda frame: frame.filename == __file__, frames))
     try:
@@ -345,6 +345,6 @@ def _result(record: ToolRecord) -> Any:
     return failure(f"{record.name}: {record.error}")
 
 
-def _kept_sets(kept: np.ndarray) -> tuple[tuple[int, ...], ...]:  # int[tokens, width], -1 behind each set
+def _kept_sets(kept: np.ndarray) -> tuple[tuple[int, ...], ...]:  # int[tokens, width], padded with -1
     counts = (kept >= 0).sum(axis=1).tolist()
     return tuple(tuple(row[:count]) for row, count in zip(kept.tolist(), counts))

@@ -61,7 +61,7 @@ def write_episodes(
         "text": _texts(table.text),
         "answer": _texts(table.answer),
         **({"about": _texts(None if one is None else one.id for one in table.about)} if table.about else {}),
-        "reads": [[place for place in row if place >= 0] for row in table.reads.tolist()],
+        "reads": [[call for call in row if call >= 0] for row in table.reads.tolist()],
         "path": path_tuples(table.path),
         "parent": table.parent,
         "branch": table.branch,

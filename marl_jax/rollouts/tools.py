@@ -130,7 +130,7 @@ class ToolJobs:
         return due
 
     def next_due(self) -> int:
-        """If nothing can be decoded: the dispatch before which the next result enters. Waits for free tools."""
+        """If nothing can be decoded: the dispatch before which the next result enters. In mode free, waits for one."""
         if self.free:
             self.pool.wait([job.future for job in self.jobs])
         return self.jobs[0].due

@@ -55,7 +55,7 @@ class Vllm:
         """`settings` has the longest request, and as its lanes the number of requests in flight, all of
         which a server that is started here decodes at the same time.
 
-        `log` is the log file of a server that is started here; None: a temporary file, which is not removed.
+        `log` is the log file of a server that is started here; None: a file next to the weights' folder, which stays.
         """
         self.settings, self.config, self._policies = settings, config, tuple(specs)
         self._server_config, self._weights = server, Weights(specs, config, lora_scale, server.folder)
@@ -141,14 +141,14 @@ class Vllm:
 
     def update(self, trees: Mapping[str, Tree]) -> None:
         """Answer with these weights from the next request on; frozen policies are the server's base."""
-        before = self._weights.write(trees)
+        old_names = self._weights.write(trees)
         self._restarts = 0
         try:
             self._weights.load(self._server)
-            self._weights.unload(self._server, before)
+            self._weights.unload(self._server, old_names)
         except EngineGone as error:
             self._start_again(error)
-        self._weights.drop(before)
+        self._weights.drop(old_names)
 
     # -- requests -------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Vllm:
         for ticket in sent:
             self._send(ticket)
 
-    # -- checks before anything is played ----------------------------------------------------------
+    # -- checks before anything is played -------------------------------------------------------------------
 
     def _check_model(self) -> str:
         """The server's name of the base; raises if the longest request does not fit."""

@@ -63,7 +63,7 @@ class Weights:
 
     def write(self, trees: Mapping[str, Tree]) -> dict[str, str]:
         """Write the weights under new names; returns the old names, whose files the caller removes with `drop`."""
-        before = dict(self.names)
+        old_names = dict(self.names)
         for policy in [self.full] if self.full else self.lora:
             name = f"{self.folder.name}-{plain(policy)}-{next(self._numbers)}"
             path, tree = self.folder / name, trees[policy]
@@ -79,7 +79,7 @@ class Weights:
                     "engine.vllm.folder"
                 ) from None
             self.names[policy] = name
-        return before
+        return old_names
 
     def load(self, server: Server) -> None:
         """Have the server answer with the weights last written."""
