@@ -38,7 +38,7 @@ class Unrendered(ValueError):
 
 
 class Chat:
-    """A tokenizer with a chat template, seen as two functions: how a history starts and how it goes on."""
+    """A tokenizer with a chat template, seen as two functions: how a history starts and how it continues."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer

@@ -91,7 +91,7 @@ class Player:
     ) -> Table:
         """The table of `samples` episodes of every task; their noise follows from seed, step, task and sample.
 
-        `finished` is called with each episode as it ends, while others are still sampled, such as to begin grading it.
+        `finished` is called with each episode as it ends, while others are still sampled: grading can begin.
         """
         tasks, last = list(tasks), Progress(0)
         if odd := [task for task in tasks if not isinstance(task, Task)]:

@@ -1,7 +1,7 @@
 """A running episode: a workflow's generator, the results that it waits for, and the record so far.
 
 The caller (the scheduler, a replay) takes the next batch of calls and tools, fills in every result,
-and goes on until the batch is empty. At a fork it takes one branch; `replay.branches` makes the others.
+and continues until the batch is empty. At a fork it takes one branch; `replay.branches` makes the others.
 """
 
 import copy

@@ -81,7 +81,7 @@ def rollout(
       tool_log: results on disk, replayed if this rollout was begun before.
       ahead: new episodes begin while fewer requests than this are unfinished; it should exceed the lanes.
       progress: called after every dispatch; an exception in it ends the rollout cleanly.
-      finished: called with every episode as it ends, while others go on, such as to begin grading it.
+      finished: called with every episode as it ends, while others still run: grading can begin.
 
     Cached prompts are dropped first: an episode's last bit must not depend on earlier work of the engine. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
@@ -193,7 +193,7 @@ class _Schedule:
         yield
 
     def close(self) -> None:
-        """Stop the threads that tools run on."""
+        """Stop the threads of tools, and close the workflows that have not ended."""
         self.tools.pool.close()
         for running in self.live.values():
             running.close()

@@ -60,7 +60,7 @@ def write_episodes(
         "kind": [KINDS[code] for code in table.kind],
         "text": _texts(table.text),
         "answer": _texts(table.answer),
-        **({"about": _texts(None if one is None else one.id for one in table.about)} if table.about else {}),
+        **({"about": _texts(None if t is None else t.id for t in table.about)} if table.about else {}),
         "reads": [[call for call in row if call >= 0] for row in table.reads.tolist()],
         "path": path_tuples(table.path),
         "parent": table.parent,

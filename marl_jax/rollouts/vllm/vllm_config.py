@@ -14,7 +14,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; an a
 class VllmConfig:
     """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
 
-    # Its address, such as http://127.0.0.1:8000; of several, separated by commas. With `start` it may be left out.
+    # Its address, such as http://127.0.0.1:8000; several are separated by commas. With `start` it may be left out.
     url: str = ""
     start: bool = False  # the run starts the server, on this host, and ends it
     python: str = ".venv-vllm/bin/python"  # of the environment with vLLM; like the next two, for `start`

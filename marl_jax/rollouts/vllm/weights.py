@@ -98,7 +98,7 @@ class Weights:
     def unload(self, server: Server, names: Mapping[str, str]) -> None:
         """Have the server unload adapters; a restarted server has none of them."""
         for policy in self.lora:
-            server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]}, done=(404, ""))
+            server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]}, ok=(404, ""))
 
     def drop(self, names: Mapping[str, str]) -> None:
         """Remove the files of these names."""

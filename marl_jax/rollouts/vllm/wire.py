@@ -46,10 +46,10 @@ class Server:
             "see its log, and start it again, or raise engine.vllm.timeout",
         )
 
-    def ask(self, path: str, body: Any = None, way_out: str = "", done: tuple[int, str] | None = None) -> Any:
+    def ask(self, path: str, body: Any = None, way_out: str = "", ok: tuple[int, str] | None = None) -> Any:
         """The server's answer: JSON, or its text where it is not JSON.
 
-        `done` is the status and a part of the text of a refusal which shows that the request was carried out before.
+        `ok` is the status and a part of the text of a refusal which shows that the request was carried out before.
         """
         try:
             status, text = self._exchange(path, body)
@@ -61,7 +61,7 @@ class Server:
             answer: Any = json.loads(text)
         except (ValueError, RecursionError):  # no JSON, or nested too deeply
             answer = text
-        if status != 200 and not (done and status == done[0] and done[1] in text):
+        if status != 200 and not (ok and status == ok[0] and ok[1] in text):
             reason = answer.get("error", answer) if isinstance(answer, dict) else answer
             reason = reason.get("message", reason) if isinstance(reason, dict) else reason
             line = " ".join(str(reason).split())[:200]
