@@ -100,11 +100,8 @@ class LaneTable:
         self.tickets[lane], self.lanes.active[lane] = FREE, False
         if not count:
             return None
-        return Partial(
-            tuple(self.sampled(lane)),
-            self.logprobs[lane, :count].copy(),
-            self.kept[lane, :count].copy(),
-        )
+        logprobs, kept = self.logprobs[lane, :count].copy(), self.kept[lane, :count].copy()
+        return Partial(tuple(self.sampled(lane)), logprobs, kept)
 
     def record(self, out: Sampled) -> int:
         """Advance the lanes by the tokens of a dispatch; returns the number of tokens."""
@@ -131,8 +128,7 @@ class LaneTable:
         """Free the lane; returns its completion, cut to `length` tokens if a stop string ended it."""
         tokens = self.sampled(lane)[:length]
         n = len(tokens)
-        self.tickets[lane] = FREE
-        self.lanes.active[lane] = False
+        self.tickets[lane], self.lanes.active[lane] = FREE, False
         return Completion(
             tokens,
             self.logprobs[lane, :n].tolist(),
