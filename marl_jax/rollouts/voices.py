@@ -107,15 +107,12 @@ class Voices:
                 f"sampling settings are for {sorted(by_role)}, the roles are {sorted(workflow.roles)}"
             )
         self._by_role, ends = by_role, per_name(end_of_turn, policies)
-        self._settings = {
-            (role := key.split("/")[0], policy): dataclasses.replace(
-                chosen := by_role[role],
-                stop_tokens=tuple(
-                    dict.fromkeys((*chosen.stop_tokens, ends[policy], *_stops_of(by_policy[policy])))
-                ),
-            )
-            for key, policy in policy_map.items()
-        }
+        self._settings: dict[tuple[str, str], SamplingSettings] = {}
+        for key, policy in policy_map.items():
+            role = key.split("/")[0]
+            stops = (*by_role[role].stop_tokens, ends[policy], *_stops_of(by_policy[policy]))
+            unique_stops = tuple(dict.fromkeys(stops))
+            self._settings[role, policy] = dataclasses.replace(by_role[role], stop_tokens=unique_stops)
         self.policy_map, self.versions = policy_map, versions
         self.engines: list[Engine] = list({id(e): e for e in map(by_policy.__getitem__, policies)}.values())
         self._engine_of = {policy: self.engines.index(by_policy[policy]) for policy in policies}
