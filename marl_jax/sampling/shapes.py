@@ -296,7 +296,7 @@ def memory_bytes(
     While the engine is idle, something else may take `update_bytes`; the larger of that and working memory counts.
     """
     over, heads = devices
-    lanes, prefixes = (bytes_of(config, settings, devices) for bytes_of in (lane_bytes, prefix_bytes))
+    lanes = lane_bytes(config, settings, devices)
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     if settings.lanes_at:  # rungs keep their shapes; a copy makes an array of its rows
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
@@ -310,7 +310,7 @@ def memory_bytes(
     other_banks = logits * (settings.banks - 1) // settings.banks
     prefill = cache_bytes(config, rows, settings.context) + scores
     working = reshaped + max(logits, other_banks + prefill) + settings.banks * layers
-    return lanes + prefixes + max(working, update_bytes)
+    return lanes + prefix_bytes(config, settings, devices) + max(working, update_bytes)
 
 
 def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
