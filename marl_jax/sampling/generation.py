@@ -148,12 +148,13 @@ def _adapter_names(adapters: Any, index: Sequence[int] | None, count: int) -> li
         return [None] * count
     if index is None:
         raise ValueError("adapters need adapter_index: which adapter answers each prompt? (-1 is the base)")
-    for i in _per_prompt("adapter_index", index, count):
+    indices = _per_prompt("adapter_index", index, count)
+    for i in indices:
         if i not in range(-1, num_adapters(adapters)):
             raise ValueError(
                 f"adapter_index holds {i!r:.80}; there are {num_adapters(adapters)} adapters, -1 is the base"
             )
-    return [None if i < 0 else str(int(i)) for i in _per_prompt("adapter_index", index, count)]
+    return [None if i < 0 else str(int(i)) for i in indices]
 
 
 def _candidates(requests: Sequence[Request]) -> int:
