@@ -277,7 +277,8 @@ class _Schedule:
             running.give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
             self.progress.tokens += len(completion.tokens)
-            ready += [] if running.waiting else [seat]
+            if not running.waiting:
+                ready.append(seat)
         self.progress.dispatches += 1
         self.progress.seconds = time.monotonic() - self._began
         return ready
