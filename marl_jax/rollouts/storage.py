@@ -172,9 +172,8 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
 
 
 def _facts(bare: Episode) -> dict[str, Any]:
-    facts = {field.name: getattr(bare, field.name) for field in dataclasses.fields(bare)}
-    for name in ("calls", "answers"):
-        del facts[name]
+    names = [field.name for field in dataclasses.fields(bare) if field.name not in ("calls", "answers")]
+    facts = {name: getattr(bare, name) for name in names}
     listed = {name: [dataclasses.asdict(record) for record in facts[name]] for name in ("tools", "leaves")}
     return {**facts, **listed, "task": bare.task.id}
 
