@@ -94,9 +94,6 @@ class Chat:
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def _start(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        return self._encode([{"role": role, "content": content} for role, content in messages])
-
     def texts(self, messages: Sequence[Message], after: bool = False) -> list[str]:
         """The rendered template, split inside each control word that a message spells; parts are encoded separately."""
         contents = [message["content"] for message in messages]
@@ -105,6 +102,9 @@ class Chat:
         safe = [{**message, "content": split(message["content"])} for message in messages]
         text = self._tail(safe)[len(self.end_text) :] if after else self._render(safe)
         return text.split(mark)
+
+    def _start(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        return self._encode([{"role": role, "content": content} for role, content in messages])
 
     def _encode(self, messages: Sequence[Message], after: bool = False) -> tuple[int, ...]:
         return tuple(token for text in self.texts(messages, after) for token in self._ids(text))

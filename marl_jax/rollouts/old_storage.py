@@ -38,6 +38,12 @@ def read_old(path: pathlib.Path) -> Table:
         raise ValueError(f"'{rewards_path}' cannot be read as rewards: {error}") from error
 
 
+def unpack_task(packed: dict[str, Any]) -> Task:
+    """A task from the JSON that it was stored as."""
+    tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
+    return Task(**{**packed, **tests})
+
+
 def _with_rewards(episodes: Sequence[Episode], lines: Sequence[str]) -> Table:
     if len(lines) != len(episodes):
         raise ValueError(f"it has {len(lines)} lines for {len(episodes)} episodes")
@@ -105,12 +111,6 @@ def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRec
 
 def _history(after: int | None, calls: Sequence[CallRecord]) -> tuple[int, ...]:
     return () if after is None else calls[after].prompt_tokens + calls[after].tokens
-
-
-def unpack_task(packed: dict[str, Any]) -> Task:
-    """A task from the JSON that it was stored as."""
-    tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
-    return Task(**{**packed, **tests})
 
 
 def _tuple(text: str, dtype: str) -> tuple[Any, ...]:

@@ -125,6 +125,34 @@ def decode(
     return rungs, Sampled(token, logprob, sampled, lanes.active, kept)
 
 
+def sample(
+    logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """A token per lane from logits [W,V], its log-prob and, if `features` ask for them, the kept ids.
+
+    `forced` tokens [W] are taken instead of drawn ones; with -1 the lane draws.
+    """
+    greedy = lanes.temperature == 0
+    if features.min_new:
+        early = (lanes.generated < lanes.min_new)[:, None]
+        stop = jnp.any(lanes.stops[..., None] == jnp.arange(logits.shape[1]), axis=1)
+        logits = jnp.where(early & stop, -jnp.inf, logits)
+    logits = methods.temper(logits, lanes.temperature)
+    if features.truncate:
+        top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
+        logits = methods.truncate(logits, top_k, top_p)
+    if features.sampler:
+        logits = jnp.where(greedy[:, None], logits, _apply_sampler(features.sampler, logits))
+    token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
+    if forced is not None:
+        forced_logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
+        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, forced_logprob)
+    kept = None
+    if features.candidates:
+        kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
+    return token, logprob, kept
+
+
 @functools.partial(jax.jit, static_argnames=("config", "attended", "scale"), donate_argnames="cache")
 def prefill(
     params: Tree,
@@ -228,31 +256,3 @@ def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:
             f"sampler '{name}' returned {what}; return logits {list(logits.shape)}, as it was given"
         )
     return result
-
-
-def sample(
-    logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """A token per lane from logits [W,V], its log-prob and, if `features` ask for them, the kept ids.
-
-    `forced` tokens [W] are taken instead of drawn ones; with -1 the lane draws.
-    """
-    greedy = lanes.temperature == 0
-    if features.min_new:
-        early = (lanes.generated < lanes.min_new)[:, None]
-        stop = jnp.any(lanes.stops[..., None] == jnp.arange(logits.shape[1]), axis=1)
-        logits = jnp.where(early & stop, -jnp.inf, logits)
-    logits = methods.temper(logits, lanes.temperature)
-    if features.truncate:
-        top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
-        logits = methods.truncate(logits, top_k, top_p)
-    if features.sampler:
-        logits = jnp.where(greedy[:, None], logits, _apply_sampler(features.sampler, logits))
-    token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
-    if forced is not None:
-        forced_logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
-        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, forced_logprob)
-    kept = None
-    if features.candidates:
-        kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
-    return token, logprob, kept

@@ -254,27 +254,6 @@ def plan(
     return dataclasses.replace(settings, prefixes=settings.prefixes + extra)
 
 
-def _over_rungs(
-    settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
-) -> EngineSettings:
-    """Settings with `count` times `rows` lanes over rungs of these lengths."""
-    rungs = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
-    lanes_at, lengths = zip(*rungs)
-    cells = sum(lanes * length for lanes, length in rungs)
-    # Prompts are kept in an eighth of the memory of the lanes.
-    prefixes = _multiple(max(1, min(rows * count // 2, max(2, cells // (8 * settings.context)))), rows)
-    return dataclasses.replace(
-        settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
-    )
-
-
-def _assumed(load: Load) -> list[tuple[int, int]]:
-    """Calls of all lengths, if nothing is known about them: short prompts are as frequent as long ones."""
-    shortest = max(load.min_prompt, load.max_prompt // 64)
-    prompts = np.geomspace(shortest, load.max_prompt, 7).astype(int).tolist()
-    return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
-
-
 def lane_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
     """Bytes of the lanes on each of these devices."""
     if settings.lanes_at:
@@ -313,21 +292,6 @@ def memory_bytes(
     return lanes + prefix_bytes(config, settings, devices) + max(working, update_bytes)
 
 
-def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
-    """Bytes of a cache on each device: rows and heads are split where the devices divide them, else copied."""
-    over, heads = devices
-    shared = _parts(rows, over) * _parts(config.num_key_value_heads, heads)
-    return cache_bytes(config, rows, length) // shared
-
-
-def _parts(count: int, devices: int) -> int:
-    return devices if count % devices == 0 else 1
-
-
-def _multiple(count: int, of: int) -> int:
-    return -(-count // of) * of
-
-
 def free_bytes() -> int:
     """Memory that is free for caches: the accelerator's own count, or the host's available memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -356,6 +320,42 @@ def round_up(n: int) -> int:
 def round_down(n: int) -> int:
     """The previous power of two up to 64, the previous multiple of 64 above."""
     return n // 64 * 64 if n > 64 else 1 << (n.bit_length() - 1)
+
+
+def _over_rungs(
+    settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
+) -> EngineSettings:
+    """Settings with `count` times `rows` lanes over rungs of these lengths."""
+    rungs = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
+    lanes_at, lengths = zip(*rungs)
+    cells = sum(lanes * length for lanes, length in rungs)
+    # Prompts are kept in an eighth of the memory of the lanes.
+    prefixes = _multiple(max(1, min(rows * count // 2, max(2, cells // (8 * settings.context)))), rows)
+    return dataclasses.replace(
+        settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
+    )
+
+
+def _assumed(load: Load) -> list[tuple[int, int]]:
+    """Calls of all lengths, if nothing is known about them: short prompts are as frequent as long ones."""
+    shortest = max(load.min_prompt, load.max_prompt // 64)
+    prompts = np.geomspace(shortest, load.max_prompt, 7).astype(int).tolist()
+    return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
+
+
+def _cache_bytes(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
+    """Bytes of a cache on each device: rows and heads are split where the devices divide them, else copied."""
+    over, heads = devices
+    shared = _parts(rows, over) * _parts(config.num_key_value_heads, heads)
+    return cache_bytes(config, rows, length) // shared
+
+
+def _parts(count: int, devices: int) -> int:
+    return devices if count % devices == 0 else 1
+
+
+def _multiple(count: int, of: int) -> int:
+    return -(-count // of) * of
 
 
 def _ladder(low: int, high: int, rungs: int, multiple: int = 16) -> tuple[int, ...]:

@@ -64,18 +64,18 @@ def stable_shapes(
     return _MEASURED[key]
 
 
-def _trim_memory() -> None:
-    """Return freed memory to the system: glibc keeps what compilers and caches freed, over half of a process."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
     """The settings with only the widths and lengths that are stable in all of several engines."""
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
     return dataclasses.replace(first, widths=widths, lengths=lengths)
+
+
+def _trim_memory() -> None:
+    """Return freed memory to the system: glibc keeps what compilers and caches freed, over half of a process."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _outcome(
