@@ -95,7 +95,7 @@ def replay(
 
 
 def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
-    """Send a branch the results from before its fork; returns its next batch, or none if it has ended."""
+    """Send a branch the results from before its fork; returns its next batch, empty if it has ended."""
     try:
         while batch := other.advance():
             if (len(other.calls), len(other.tools)) == (len(past.calls), len(past.tools)):
