@@ -48,50 +48,6 @@ def write_episodes(
     table.need_own_ids()
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    owners = [table.bare_episodes[number] for number in table.episode.tolist()]
-    columns: dict[str, Any] = {
-        "task": _texts(bare.task.id for bare in owners),
-        "sample": [bare.sample for bare in owners],
-        "question": _texts(bare.task.question for bare in owners),
-        **{
-            name: _texts(getattr(table, names)[code] for code in getattr(table, name))
-            for name, names in NAMES.items()
-        },
-        "kind": [KINDS[code] for code in table.kind],
-        "text": _texts(table.text),
-        "answer": _texts(table.answer),
-        **({"about": _texts(None if t is None else t.id for t in table.about)} if table.about else {}),
-        "reads": [[call for call in row if call >= 0] for row in table.reads.tolist()],
-        "path": path_tuples(table.path),
-        "parent": table.parent,
-        "branch": table.branch,
-        "labels": _texts(json.dumps(labels) if labels else None for labels in table.labels),
-        **{name: _lists(getattr(table, name)) for name in LISTS},
-    }
-    if decode is not None:
-        columns["asked"] = _texts(_asked(table, decode))
-        columns["ends"] = pa.array(
-            [
-                _ends(table.tokens[row].tolist(), decoder_of(decode, table.policies[policy]))
-                for row, policy in enumerate(table.policy.tolist())
-            ],
-            INT_LISTS,
-        )
-    if any(row is not None for row in trainer):
-        columns["trainer_logprobs"] = pa.array(
-            [None if row is None else row.tolist() for row in trainer], pa.list_(pa.float32())
-        )
-    columns |= {name: pa.array(columns[name], INT_LISTS) for name in ("reads", "path")}
-    if table.kept is not None:
-        kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
-        columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
-    if table.spoken is not None:
-        columns["spoken"] = pa.array(
-            [table.spoken[row].tolist() for row in range(len(table))], pa.list_(pa.bool_())
-        )
-    plain = {name: getattr(table, name) for name in (*INTS, *DTYPES)}
-    columns |= {name: values for name, values in plain.items() if values is not None}
-    columns |= {f"component/{name}": values for name, values in table.components.items()}
     all_tasks = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
     tasks = {name: dataclasses.asdict(task) for name, task in {task.id: task for task in all_tasks}.items()}
     facts = {
@@ -99,6 +55,7 @@ def write_episodes(
         "tasks": list(tasks.values()),
         "episodes": [_facts(bare) for bare in table.bare_episodes],
     }
+    columns = _columns(table, decode, trainer)
     written = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(facts)})
     unfinished = path.with_name(path.name + ".unfinished")
     # No dictionary: in plain numbers the compression finds prompts that repeat or continue a history.
@@ -132,6 +89,53 @@ def read_extra(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
         return {}
     names = [name for name in EXTRA if name in pq.read_schema(path).names]
     return pq.read_table(path, columns=names).to_pydict()
+
+
+def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray | None]) -> dict[str, Any]:
+    owners = [table.bare_episodes[number] for number in table.episode.tolist()]
+    columns: dict[str, Any] = {
+        "task": _texts(bare.task.id for bare in owners),
+        "sample": [bare.sample for bare in owners],
+        "question": _texts(bare.task.question for bare in owners),
+        **{
+            name: _texts(getattr(table, names)[code] for code in getattr(table, name))
+            for name, names in NAMES.items()
+        },
+        "kind": [KINDS[code] for code in table.kind],
+        "text": _texts(table.text),
+        "answer": _texts(table.answer),
+        **({"about": _texts(None if t is None else t.id for t in table.about)} if table.about else {}),
+        "reads": pa.array([[call for call in row if call >= 0] for row in table.reads.tolist()], INT_LISTS),
+        "path": pa.array(path_tuples(table.path), INT_LISTS),
+        "parent": table.parent,
+        "branch": table.branch,
+        "labels": _texts(json.dumps(labels) if labels else None for labels in table.labels),
+        **{name: _lists(getattr(table, name)) for name in LISTS},
+    }
+    if decode is not None:
+        columns["asked"] = _texts(_asked(table, decode))
+        columns["ends"] = pa.array(
+            [
+                _ends(table.tokens[row].tolist(), decoder_of(decode, table.policies[policy]))
+                for row, policy in enumerate(table.policy.tolist())
+            ],
+            INT_LISTS,
+        )
+    if any(row is not None for row in trainer):
+        columns["trainer_logprobs"] = pa.array(
+            [None if row is None else row.tolist() for row in trainer], pa.list_(pa.float32())
+        )
+    if table.kept is not None:
+        kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
+        columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
+    if table.spoken is not None:
+        columns["spoken"] = pa.array(
+            [table.spoken[row].tolist() for row in range(len(table))], pa.list_(pa.bool_())
+        )
+    plain = {name: getattr(table, name) for name in (*INTS, *DTYPES)}
+    columns |= {name: values for name, values in plain.items() if values is not None}
+    columns |= {f"component/{name}": values for name, values in table.components.items()}
+    return columns
 
 
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
