@@ -23,8 +23,8 @@ before = peak()
 train(config, workdir)
 taken, planned = peak() - before, plans[0]
 if config.road == "compiled":
-    from marl_jax.planning.step_memory import in_one_program
-    planned = in_one_program(planned, config, opening.check_foreseen(config, planned).planned()[0])
+    from marl_jax.planning.step_memory import compiled_plan
+    planned = compiled_plan(planned, config, opening.check_before_run(config, planned).planned()[0])
 print(json.dumps({"planned": planned.total, "taken": taken}))
 """
 
