@@ -95,7 +95,7 @@ class Running:
         self._spent = 0
 
     def advance(self) -> list[Ask | Tool]:
-        """Send the results to the workflow and run to its next yield; returns that batch, empty if the episode ended."""
+        """Send the results to the workflow and run to its next yield; returns its batch, empty if the episode ended."""
         try:
             reply = self._close_batch()
             while True:
