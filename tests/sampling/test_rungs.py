@@ -65,8 +65,8 @@ def test_a_request_that_gave_its_lane_up_goes_on_as_if_it_had_not(params, alone)
     while engine.pending:
         done.update(engine.step())
         for waiting in itertools.chain(*engine._admission._queues):
-            if waiting.said is not None:
-                before[waiting.ticket] = waiting.said
+            if waiting.sampled is not None:
+                before[waiting.ticket] = waiting.sampled
     broken = [done[ticket] for ticket in tickets]
     assert engine.stats.given_up >= len(before) > 3 and engine.stats.recomputed_tokens > 0
     assert_same_but_for_near_ties(params, crowd(), alone, broken)
