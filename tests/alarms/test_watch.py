@@ -175,4 +175,4 @@ def test_every_monitor_is_told_whole(monitor):
 def test_the_page_says_of_every_monitor_what_the_code_says():
     page = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text()
     for one in MONITORS:
-        assert f"| {one.name} | {one.condition} | {one.means} | {one.look} |" in page, one.name
+        assert f"| {one.name} | {one.condition} | {one.means} | {one.where} |" in page, one.name

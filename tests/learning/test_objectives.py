@@ -111,7 +111,7 @@ def test_the_others_of_a_group_may_be_of_another_policy():
     won = objectives.aim("sppo", rows, PreferenceConfig(), np.array([1, 2]))
     assert (won.rows.tolist(), won.target.tolist()) == ([0, 1], [0.0, 1.0])
     best = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 3]))
-    assert (best.rows.tolist(), best.said) == ([1], {"chosen": 1.0, "left_out": 1.0})
+    assert (best.rows.tolist(), best.counts) == ([1], {"chosen": 1.0, "left_out": 1.0})
     none = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 1]))
     assert not len(none.rows) and "is behind the best of its group" in none.missing
 
