@@ -5,7 +5,7 @@ writes, and may have a lane of a longer one. So at most as many requests may nee
 rungs have lanes. If more do, the youngest of the requests that have grown are held: they keep their lanes and idle.
 If more than a tenth of all lanes are held, the youngest requests beyond that give up their lanes and continue later.
 
-    lanes   [ 0 .. 95 ) of 512   [ 96 .. 143 ) of 1,024   [ 144 .. 159 ) of 2,048 tokens
+    lanes   [ 0 .. 95 ] of 512   [ 96 .. 143 ] of 1,024   [ 144 .. 159 ] of 2,048 tokens
                      grows ──── change places ───▲  │
                        ▲ a request that needs less, or a free lane
 
