@@ -143,7 +143,7 @@ class Hosted:
 
 
 def _clocked(clock: Clock, combined: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
-    """`of_all`, with the time that it waits for other processes counted as gathering."""
+    """`combined`, with the time that it waits for other processes counted as gathering."""
 
     def waited(progress: Progress) -> Progress:
         with clock("gather"):
