@@ -1,6 +1,6 @@
 """Pairs of adjacent tokens in the training data of a base, and warnings of prompts with other pairs.
 
-    rows of the recipe ──count_pairs──► pairs.json beside the base ──unfamiliar(table)──► a line per strange template
+    rows of the recipe ──count_pairs──► pairs.json beside the base ──unfamiliar_prompts──► a line per strange template
 
 A micro tokenizer can encode any text, so no prompt is refused; but a base that never saw "Pl" cannot read "Please".
 """

@@ -45,7 +45,7 @@ class Recipe:
     code_levels: tuple[int, ...] = (1, 2)  # levels of micro_code
     # A user's prompts with their answers, each "module:function"; see `transcripts.Lesson`.
     lessons: tuple[str, ...] = ()
-    lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # share of draws that are lessons; None makes no row
+    lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # share of draws that are lessons; a None makes no row
     skill: Skill = dataclasses.field(default_factory=Skill)  # how often the scripted roles are right
     seed: int = 0  # seed of transcripts and weights
 

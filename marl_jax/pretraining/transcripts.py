@@ -68,7 +68,7 @@ def with_lessons(
     skill: Skill | None = None,
     levels: Mapping[str, Sequence[int]],
 ) -> Iterator[History]:
-    """The stream with lessons, drawn evenly, on separate training problems; `share` of the rows if none is None."""
+    """The stream and lessons, drawn evenly, on separate training problems: `share` of the rows if no lesson is None."""
     chat, rng = Chat(tokenizer), random.Random(f"lessons {seed}")
     problems = itertools.cycle(
         micro.stream(kind, "train", seed=seed + 1, levels=chosen) for kind, chosen in levels.items()

@@ -20,7 +20,7 @@ from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, once, trained
 
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy
-GAIN_SHARE = 0.1  # a drop is a cliff if it is at least this share of the gain
+GAIN_SHARE = 0.1  # the drop of a cliff is at least this share of the gain
 FORM = ("readability", "truncation", "length")  # alarms about the form of texts
 REPEATED = 0.2  # a role lost its form if the share of tokens that it repeats rises by this
 
@@ -65,7 +65,7 @@ class Course:
 
 
 def per_problem(record: Record | None) -> PerProblem | None:
-    """An evaluation's accuracy of each problem; None without an evaluation, or if it lacks a number for a problem."""
+    """An evaluation's accuracy on each problem; None without an evaluation, or if it lacks a number for a problem."""
     values = (record or {}).get("per_problem")
     if not isinstance(values, list) or not values:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import TOKENS, Cell, budget, difference, differing, measures
 
-WORKFLOW = ("workflow", "policies.map", "advantages.group")  # fields that make another workflow
+WORKFLOW = ("workflow", "policies.map", "advantages.group")  # fields that change with the workflow
 MOST = 12  # pairs that differ in several things; if there are more, none of them is shown
 MADE = ("machine", "road", "jax", "code")  # what a run was made by; it does not distinguish cells
 UNLIKE = 1.1  # budgets whose ratio is larger do not match, and tables mark them
@@ -99,8 +99,8 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
 
 def paired_gaps(pairs: Sequence[tuple[Run, Run]], measure: str, other_measure: str) -> np.ndarray:
     """Float[S, P]: `measure` of the first run minus `other_measure` of the second, for pairs on the same problems."""
-    found = [difference(measures(a).get(measure), measures(b).get(other_measure)) for a, b in pairs]
-    known = [gap for gap in found if gap is not None]
+    gaps = [difference(measures(a).get(measure), measures(b).get(other_measure)) for a, b in pairs]
+    known = [gap for gap in gaps if gap is not None]
     return np.array(known) if len({len(gap) for gap in known}) == 1 else np.zeros((0, 0))
 
 

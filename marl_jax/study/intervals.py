@@ -118,7 +118,7 @@ def p_value(values: Array) -> float | None:  # [S, P]
     The first is the test that the interval of `over_seeds` inverts, the second tests the means of the seeds. With few
     seeds that differ, chance often gives the first the degrees of freedom of problems instead of seeds, and it is then
     wrong several times as often as its p says; the second ignores problems. None for fewer than two seeds or problems,
-    or if all values are zero: a test has no data then.
+    or if all values are zero: there is nothing to test then.
 
     If all values are equal, neither test has a variance. The first then uses Wilson's bound over the problems, as the
     interval does, and the second counts one value as zero, as the next one might be: its t is SP - 1.
@@ -139,7 +139,7 @@ def p_value(values: Array) -> float | None:  # [S, P]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: compared with a level, the chance of any false claim among all tests stays at that level."""
+    """Holm's corrected p values: if claims are those at most a level, that level bounds the chance of any false one."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected, floor = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
@@ -167,7 +167,7 @@ def _two_way(values: Array) -> tuple[float, float]:
 
 
 def pass_at_k(
-    correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: the share of its paths that was
+    correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: the share of its right paths
     k: int,
 ) -> Array:
     """Float[P]: 1 - C(n - c, k) / C(n, k), the unbiased chance that one of k samples is right (c of n were).

@@ -52,20 +52,20 @@ def recorded(run: Run, budget: int = BUDGET) -> Recorded:
             read.append((kind, step, [_episode(one, calls) for one, calls in paths_of(path)]))
         except (ValueError, OSError, FolderError) as error:
             unread.append(str(error))
-    sizes = {id(one): len(inert(one)) for _, _, some in read for one in some}
-    total = lambda files: sum(sizes[id(one)] for _, _, some in files for one in some)
+    sizes = {id(one): len(inert(one)) for _, _, played in read for one in played}
+    total = lambda files: sum(sizes[id(one)] for _, _, played in files for one in played)
     kept: Sequence[Any] = read
     while total(kept) > budget and (fewer := _thinned(kept)) != kept:
         kept = fewer
     left_out, uncut = len(read) - len(kept), kept
     if total(kept) > budget:
-        kept = [(kind, step, _within(some, sizes, budget // len(kept))) for kind, step, some in kept]
-    cut = sum(len(some) for *_, some in uncut) - sum(len(some) for *_, some in kept)
+        kept = [(kind, step, _within(played, sizes, budget // len(kept))) for kind, step, played in kept]
+    cut = sum(len(played) for *_, played in uncut) - sum(len(played) for *_, played in kept)
     tasks: dict[str, dict[str, Any]] = {}
     files, episodes = [], []
-    for number, (kind, step, some) in enumerate(kept):
+    for number, (kind, step, played) in enumerate(kept):
         files.append({"kind": kind, "step": step})
-        for one in some:
+        for one in played:
             # The key is the complete task: two splits of a user's tasks may have an id in common.
             task = tasks.setdefault(inert(one["task"]), one["task"] | {"number": len(tasks)})
             episodes.append({**one, "f": number, "t": task["number"]})
@@ -119,7 +119,7 @@ def shortened(value: Any) -> str:
 def _kind_of_file(path: Path, record: Mapping[str, Any], seed: Any) -> tuple[str, int, Path]:
     """(kind, step, path) of a file of training, or of an evaluation on a split.
 
-    The kind of an evaluation by the command, with this record, says its mode, cast and noise, too.
+    For an evaluation that a command made, of which `record` is the line, the kind has its mode, cast and noise, too.
     """
     name = NAMES.fullmatch(path.name)
     assert name
@@ -137,13 +137,13 @@ def _thinned(files: Sequence[Any]) -> Sequence[Any]:
     return [one for some in kinds.values() for one in [*some[:-1:2], *some[-1:]]]
 
 
-def _within(some: Sequence[Any], sizes: Mapping[int, int], room: int) -> Sequence[Any]:
+def _within(episodes: Sequence[Any], sizes: Mapping[int, int], room: int) -> Sequence[Any]:
     """All episodes of the first problems that fit; of a first problem that does not fit, its first episodes."""
     problems: dict[str, list[Any]] = {}
-    for one in some:
+    for one in episodes:
         problems.setdefault(one["task"]["id"], []).append(one)
     groups = list(problems.values())
-    fits = lambda episodes: sum(sizes[id(one)] for one in episodes) <= room
+    fits = lambda group: sum(sizes[id(one)] for one in group) <= room
     if groups and not fits(groups[0]):
         groups = [[one] for one in groups[0]]
     kept: list[Any] = []
@@ -173,7 +173,7 @@ def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, An
             for tool in episode.tools
         ],
     }
-    calls = [_call(episode, place, more) for place, more in enumerate(extras)]
+    calls = [_call(episode, i, more) for i, more in enumerate(extras)]
     return {**_nonempty(facts), "calls": calls}
 
 

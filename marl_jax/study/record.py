@@ -25,7 +25,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.json_lines import missing_evaluations, read_lines
 
 Record = Mapping[str, Any]
-ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # from values that no run writes
+ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by values that no run writes
 LARGEST = 1 << 62  # bound of the numbers that a run writes
 
 
@@ -354,7 +354,7 @@ def best(records: Sequence[Record]) -> Record:
 
 
 def held_out(run: Run) -> list[Record]:
-    """[base, final policies] on the same test problems: the last evaluations among those with the most problems."""
+    """[base, final policies] on the same test problems, the last with the most problems; empty if either is missing."""
     played = [
         record
         for record in run.evaluations

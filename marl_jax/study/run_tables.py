@@ -198,7 +198,7 @@ def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
 
 
 def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups with equal rewards, at the ends; singletons count unless their reward is kept."""
+    """Share of a role's groups that teach nothing, at the ends: of equal rewards, or of one call with advantage 0."""
     groups, alone, flat = (
         _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
     )
@@ -254,7 +254,7 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    made = (run.about.get("made") or {}).get("seconds")  # of all steps; compact results have few
+    made = (run.about.get("made") or {}).get("seconds")  # of all steps, of which compact results have few
     total = made or times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""

@@ -20,7 +20,7 @@ HOW = (
 
 
 def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """The tables that have a row; none if every cell has one run and there is nothing to compare."""
+    """The tables that have a row; accuracies of cells only if a cell has several runs."""
     cells = by_cell(runs)
     found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
     pairs, lines = pairs_of(cells)
@@ -123,7 +123,7 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
 
 
 def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:
-    """Mean and interval over the runs with values, and their number if some have none; all need as many problems."""
+    """Mean and interval over the runs with values, with their number if some have none; a dash if problems differ."""
     known = [one for one in values if one is not None]
     if len({len(one) for one in known}) != 1:
         return NONE

@@ -34,7 +34,7 @@ class Cell:
 
     runs: tuple[Run, ...]
     label: str = ""  # its name, and what distinguishes it from other cells
-    folder: str = ""  # the name of its runs' folder, if it begins with the cell's and no other cell has it
+    folder: str = ""  # its runs' folder, if it begins with the cell's name and no other cell has it
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Cell:
 
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
-    """Group runs that differ only in seed and `ASIDE`, in order of appearance; the first run of a seed counts."""
+    """Group runs by `_cell_key`, in order of appearance; of several runs with one seed, only the first counts."""
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
@@ -127,10 +127,10 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
     for more in (_unlike, place):  # the folder only if the fields do not suffice
         details = _distinguished(cells, titles, details, more)
-    words_of = [", ".join(filter(None, words)) for words in details]
+    notes = [", ".join(filter(None, words)) for words in details]
     return [
-        dataclasses.replace(cell, label=f"{title} ({words})" if words else title)
-        for cell, title, words in zip(cells, titles, words_of)
+        dataclasses.replace(cell, label=f"{title} ({note})" if note else title)
+        for cell, title, note in zip(cells, titles, notes)
     ]
 
 
@@ -156,7 +156,7 @@ def uncounted(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _cell_key(run: Run) -> str:
-    """A key that runs of one cell have in common."""
+    """The key of a run's cell: its name, configuration but for `ASIDE`, digests, and whether finished or changed."""
     same = [run.cell, essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
     return json.dumps(same, sort_keys=True)
 
@@ -255,7 +255,7 @@ def measures(run: Run) -> dict[str, Answers]:
         "test base": per_problem(start),
         "test final": per_problem(last),
     }
-    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: like no other run's
+    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # unrecorded: no other run's
     on_test = [last.get(key) for key in ("data", "problems", "samples")]
     problems = {name: on_test if name.startswith("test") else on_val for name in found}
     return {name: Answers(problems[name], right) for name, right in found.items() if right is not None}

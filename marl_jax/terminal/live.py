@@ -103,7 +103,7 @@ class Live:
         """Call after every training step, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = not self._durations
-        # The view begins before the run is opened; `time/wall` and its parts count from after that.
+        # The view begins before the run is opened; `time/wall` and its parts leave that time out.
         self._durations.append(metrics.get("time/wall", now - self._step_began))
         self._step_began, self._step, self._metrics = now, step, metrics
         self._phase, self._progress = "", ""
@@ -122,9 +122,9 @@ class Live:
             self.note(f"step {step}: every {what} ended in an error, the first in {self._failing}")
         elif failed and self._failing is None and not self._some_failed:
             self._some_failed = True
-            share = f"{len(failed)} of {len(errors)} {what}s"
+            counts = f"{len(failed)} of {len(errors)} {what}s"
             self.note(
-                f"step {step}: {share} ended in an error, the first in {failed[0]}; `failed` counts them"
+                f"step {step}: {counts} ended in an error, the first in {failed[0]}; `failed` counts them"
             )
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class Live:
         self._drawn = lines
 
     def _up(self) -> str:
-        """Moves the cursor to the first drawn line; a terminal that became narrower has wrapped the lines since."""
+        """Code that moves the cursor to the first drawn line; a terminal that became narrower has wrapped the lines."""
         columns, _ = self._size()
         rows = sum(max(1, -(-cell_len(line) // columns)) for line in self._drawn)
         return f"\033[{rows}A" if rows else ""

@@ -88,7 +88,7 @@ def plan_page(
         named = [[part for part in plan.parts if part.name == name] for plan in plans]
         passing = any(part.phase != "always" for parts in named for part in parts)
         counted = [max((part.bytes for part in parts), default=0) for parts in named]
-        memory.append([f"{name} *" if passing else name, *(show(size) if size else "-" for size in counted)])
+        memory.append([f"{name} *" if passing else name, *(show(n) if n else "-" for n in counted)])
     memory.append(["at the peak", *(show(plan.total) for plan in plans)])
     memory.append(["which is in the phase", *(plan.phase for plan in plans)])
     memory.append(["available", *(show(plan.device.memory) for plan in plans)])
@@ -224,17 +224,17 @@ def _memory(plan: Plan) -> str:
 
 def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
     """One line if all engines are alike, else one for each base."""
-    one, *others = {*engine.values()}
+    first, *others = {*engine.values()}
     if others:
         yield from (f"of {base}: {_lanes(shapes)}" for base, shapes in engine.items())
     elif config.engine.kind == "vllm":
-        flight = f"{one.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
+        flight = f"{first.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
         chosen = config.engine.vllm
         log = "vllm.log" if plan.engines == 1 else "vllm-*.log"
         place = f"started by this run ({log})" if chosen.start else f"at {chosen.url}"
         yield f"vLLM {place}, {flight}"
     else:
-        yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(one)
+        yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(first)
 
 
 def _lanes(engine: EngineSettings) -> str:

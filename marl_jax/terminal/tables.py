@@ -88,7 +88,7 @@ def _star(interval: Record) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Rows in aligned columns, the first `left` to the left; lines are at most WIDTH wide, as far as words allow.
+    """Rows in columns, of which the first `left` are left-aligned; at most WIDTH wide, as far as words allow.
 
     Columns that do not fit go below the others, with the first column repeated. If that column is wide or does not
     distinguish the rows, they are numbered. A last column of words is wrapped. The first row is the head.

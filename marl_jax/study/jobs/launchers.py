@@ -51,12 +51,12 @@ class Work:
     place: str = dataclasses.field(default_factory=os.getcwd)
 
     def __call__(self) -> list[str] | None:
-        """Do the jobs; why some could not be done, or None if it was asked to stop."""
+        """Do the jobs; returns why some could not be done, or None if it was asked to stop."""
         os.chdir(self.place)
         return matrix.work(self.jobs, self.samples, lambda text: print(text, file=sys.stderr, flush=True))
 
     def checkpoint(self) -> Any:
-        """submitit calls this when the node is preempted: the run saves and ends, and the same work is resubmitted."""
+        """submitit calls this on preemption or timeout: the run saves and ends, and the same work is resubmitted."""
         from submitit.helpers import DelayedSubmission
 
         matrix.end_running()

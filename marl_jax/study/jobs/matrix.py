@@ -322,7 +322,7 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _taken(job: Job) -> Iterator[bool]:
-    """Lock a job, its training and its evaluations, while the context lasts; whether this process got the lock."""
+    """Lock a job, its training and its evaluations, while the context lasts; yields whether this process got it."""
     place = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
     with contextlib.ExitStack() as stack:
         with path_errors(place.parent, "choose another --root"):

@@ -122,8 +122,8 @@ class Judged(NamedTuple):
     """A test and its p values."""
 
     test: Test
-    p: float | None  # None for one seed
-    corrected: float | None  # by Holm; None for fewer than SEEDS
+    p: float | None  # None if `p_value` has nothing to test, as with one seed
+    corrected: float | None  # by Holm; None without a p, or for fewer than SEEDS seeds
 
     @property
     def verdict(self) -> str:
@@ -176,7 +176,7 @@ def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
 
 
 def _control(pair: Pair) -> str:
-    """How the single agent of a pair is a control: as it is, with equal calls or tokens; '' if it is none."""
+    """Which control the single agent of a pair is: the plain one, or of as many calls or tokens; '' if it is none."""
     if pair.other.config["workflow"]["name"] == "single":
         return SINGLE
     both = {"calls": spent(pair.one, pair.other, CALLS), "tokens": spent(pair.one, pair.other, TOKENS)}

@@ -104,11 +104,11 @@ def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
 
 
 def _amplified(answered: Answered, isolated: Sequence[Cell]) -> Verdict:
-    """Agrees if amplification grows faster than for independent agents and isolated cells of several agents fell."""
+    """Agrees if amplification grows faster than for independent agents and an isolated cell of several agents fell."""
     if not (bars := answered.findings[2].bars):
         return NOT_RUN, ""
     found = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
-    known = [fell for cell in isolated if _agents(cell) > 1 and (fell := _is_cliff(cell)) is not None]
+    known = [cliff for cell in isolated if _agents(cell) > 1 and (cliff := _is_cliff(cell)) is not None]
     by = (
         "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
         f"{found.mean:.2f} ({found.low:.2f} – {found.high:.2f}), that of independent agents with 0.5; "

@@ -30,7 +30,7 @@ INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
 LABEL_GAP = 0.085  # between labels, as a share of the axes' height
 MOST_PIXELS = 60_000  # height of an image; matplotlib cannot draw one of 65,536
-SMOOTH_FROM, WINDOWS = 40, 25  # lines of 40 steps or more get a running mean over a 25th of their steps
+SMOOTH_FROM, WINDOWS = 40, 25  # lines of at least SMOOTH_FROM steps get a running mean over steps / WINDOWS
 
 
 def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first: bool = True) -> None:

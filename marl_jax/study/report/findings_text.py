@@ -197,7 +197,7 @@ def _steps(name: str) -> int:
 
 
 def _kind(name: str) -> str:
-    """Its workflow, scale and task."""
+    """The workflow, scale and task in a cell's name."""
     parts = name.partition("+")[0].split("-")
     return "-".join([parts[0], *parts[2:]])
 
