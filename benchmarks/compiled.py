@@ -64,11 +64,11 @@ def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
         for number in range(FLAGS.rounds):
             for road, runs in taken.items():
                 runs.append(steps(cell, road, Path(folder), number, overrides))
-            done = {
+            latest = {
                 road: round(statistics.median(runs[-1][FLAGS.steps // 2 :]), 3)
                 for road, runs in taken.items()
             }
-            print(cell, "round", number, json.dumps(done), flush=True)
+            print(cell, "round", number, json.dumps(latest), flush=True)
     half = FLAGS.steps // 2
     typical = {road: [statistics.median(run[half:]) for run in runs] for road, runs in taken.items()}
     first = [run[0] for run in taken["compiled"]]

@@ -43,38 +43,38 @@ def program_costs(text: str, rounds: int, loops: Mapping[str, int] = MappingProx
     computations, entry = _computations(text)
 
     @functools.cache
-    def of(name: str, rounds: int) -> Costs:
+    def costs_of(name: str, rounds: int) -> Costs:
         total, shapes = Costs(0, 0, 0), dict[str, str]()
-        for own, shape, kind, operands, rest in computations[name]:
-            shapes[own] = shape
+        for result, shape, kind, operands, rest in computations[name]:
+            shapes[result] = shape
             called = lambda key, rest=rest: re.findall(rf"{key}=%?([\w.\-]+)", rest)
             if kind == "while":
                 known = re.search(r'known_trip_count":\{"n":"(\d+)"', rest)
                 scope = SCOPE.search(rest)
                 named = loops.get(scope[1], rounds) if scope else rounds
                 count, inside = (int(known[1]), rounds) if known else (named, 1)
-                body = of(called("body")[0], inside).plus(of(called("condition")[0], inside))
+                body = costs_of(called("body")[0], inside).plus(costs_of(called("condition")[0], inside))
                 total = total.plus(body.times(count))
             elif kind == "conditional":
                 listed = re.search(r"branch_computations=\{(.*?)\}", rest)
                 branches = re.findall(r"[\w.\-]+", listed[1]) if listed else called(r"\w+_computation")
                 total = total.plus(
                     max(
-                        (of(branch, rounds) for branch in branches),
+                        (costs_of(branch, rounds) for branch in branches),
                         key=lambda costs: (costs.operations, costs.bytes),
                     )
                 )
             elif kind == "call":
-                total = total.plus(of(called("to_apply")[0], rounds))
+                total = total.plus(costs_of(called("to_apply")[0], rounds))
             elif kind not in FREE:
                 read = sum(_bytes(shapes.get(word, "")) for word in re.findall(r"%([\w.\-]+)", operands))
-                inner = of(called("calls")[0], rounds).operations if kind == "fusion" else 0
+                inner = costs_of(called("calls")[0], rounds).operations if kind == "fusion" else 0
                 if kind == "dot":
                     inner = _products(shape, shapes[re.findall(r"%([\w.\-]+)", operands)[0]], rest)
                 total = total.plus(Costs(1, inner, _bytes(shape) + read))
         return total
 
-    return of(entry, rounds)
+    return costs_of(entry, rounds)
 
 
 def count_loops(text: str, scope: str) -> int:

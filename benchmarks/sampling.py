@@ -157,8 +157,8 @@ class Served:
         # Dev mode has the route that drops cached prompts. On CPU, vLLM's cache takes nearly all memory by default.
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
         # On a CPU vLLM 0.32 crashes if the prompt of a request with a seed is split into chunks.
-        whole = "--no-enable-chunked-prefill" if jax.default_backend() == "cpu" else ""
-        flags = f"{FLAGS.vllm_flags} {whole}"
+        unchunked = "--no-enable-chunked-prefill" if jax.default_backend() == "cpu" else ""
+        flags = f"{FLAGS.vllm_flags} {unchunked}"
         chosen = VllmConfig(start=True, python=FLAGS.vllm_python, flags=flags, environment=environment)
         needed = ServerRequirements(
             self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0

@@ -94,9 +94,9 @@ def work(kind: str) -> dict[str, Any]:
     }
 
 
-def measure(command: list[str], task: dict[str, Any]) -> list[float]:
+def measure(command: list[str], job: dict[str, Any]) -> list[float]:
     """Seconds of the measured steps of one process."""
-    run = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=True)
+    run = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 

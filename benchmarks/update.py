@@ -58,24 +58,24 @@ def main(_: list[str]) -> None:
     tokens = len(rows) * (FLAGS.prompt + FLAGS.completion)
     params = init(0, dataclasses.replace(model, dtype="float32"))
     state: dict[str, Any] = {"policies": {"p0": jax.tree.map(jnp.copy, params)}}
-    one = rows.replace(role=np.zeros_like(rows.role), roles=("generator",))
+    one_role = rows.replace(role=np.zeros_like(rows.role), roles=("generator",))
     contenders = {
-        "update": our_step(model, state, one, "off", share=True),
-        "without_sharing": our_step(model, state, one, "off", share=False),
-        "ragged": our_step(model, state, ragged(one), "off", share=True),
+        "update": our_step(model, state, one_role, "off", share=True),
+        "without_sharing": our_step(model, state, one_role, "off", share=False),
+        "ragged": our_step(model, state, ragged(one_role), "off", share=True),
     }
     if FLAGS.diagnostics:
         contenders["two_roles_off"] = our_step(model, state, rows, "off", share=True)
         contenders["two_roles"] = our_step(model, state, rows, "roles", share=True)
     if FLAGS.torch and micro and jax.default_backend() == "cpu":
-        contenders["torch"], _ = torch_step(model, params, one)
+        contenders["torch"], _ = torch_step(model, params, one_role)
     contenders["update"]()
     used = jax.devices()[0].memory_stats()  # None on CPU
     taken = take_turns(contenders, FLAGS.rounds)
     for name, times in taken.items():
         typical = statistics.median(times)
         print(f"{name:16s} {typical:8.3f} s   {tokens / typical:10,.0f} tokens/s")
-    batches = Learner(Qwen3(model), config_of("off", share=True), {"generator": "p0"})._batches(one)
+    batches = Learner(Qwen3(model), config_of("off", share=True), {"generator": "p0"})._batches(one_role)
     device = here()
     peak = device.bfloat16 if model.dtype == "bfloat16" else device.float32
     report: dict[str, Any] = {
@@ -87,7 +87,7 @@ def main(_: list[str]) -> None:
         "padding_share": round(padding_share(batches), 4),
         "gain_from_shared_prompts": paired(taken, "without_sharing", "update"),
         "cost_of_a_live_token_if_ragged": round(
-            paired(taken, "ragged", "update") * live(one) / live(ragged(one)), 3
+            paired(taken, "ragged", "update") * live(one_role) / live(ragged(one_role)), 3
         ),
     }
     if FLAGS.diagnostics:

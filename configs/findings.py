@@ -1,6 +1,6 @@
 """The runs behind docs/findings.md: cells of `micro` and variants of them, in parts.
 
-A name is a cell, and what is changed in it behind plus signs: voting-isolated-xs-math+votes6+long. A part is a set:
+A name is a cell and, after plus signs, its changes: voting-isolated-xs-math+votes6+long. A part is a set:
 
     python -m experiments.matrix --config=configs/findings.py --cells=agents --seeds=3 --root=runs/findings
 
@@ -26,7 +26,7 @@ def get_config(name: str) -> RunConfig:
     if unknown := [change for change in changes if change not in CHANGES]:
         raise ValueError(f"{name!r} has the change {unknown[0]!r}; there is: {', '.join(CHANGES)}")
     config = micro.get_config(cell)
-    # Not `auto`: the road of a run shall not depend on who makes it.
+    # Not `auto`: the road of a run must not depend on its machine.
     road = "compiled" if BUILT_IN[config.workflow.name].in_arrays else "hosted"
     config = dataclasses.replace(config, road=road, evaluation=EvaluationConfig(problems=256))
     # The number of steps first: the original's schedule ends with them.
@@ -36,7 +36,7 @@ def get_config(name: str) -> RunConfig:
 
 
 def _with(**settings: int) -> Change:
-    """Another number of parallel agents, or of rounds; prompts that show more of what was said are longer."""
+    """Other settings of the workflow; with many agents or rounds, prompts are longer."""
 
     def change(config: RunConfig) -> RunConfig:
         own = dataclasses.replace(config.workflow, settings={**config.workflow.settings, **settings})
@@ -61,7 +61,7 @@ def _learner(config: RunConfig, **changes: object) -> RunConfig:
 
 
 def _schedule(config: RunConfig) -> RunConfig:
-    """Of the original's regime its schedule alone: one cosine that all policies step, and that rises again."""
+    """Only the schedule of the original's regime: one cosine that all policies step, and that rises again."""
     optimiser = config.learner.optimiser
     schedule = ScheduleConfig.study(config.steps, optimiser.schedule.learning_rate)
     return _learner(config, optimiser=dataclasses.replace(optimiser, schedule=schedule))
@@ -78,7 +78,7 @@ def _mixing(**changes: object) -> Change:
 
 
 def _anchor(config: RunConfig) -> RunConfig:
-    """The study's first intervention: every role is held to its start."""
+    """The study's first intervention: a KL penalty that keeps every role near its start."""
     return _intervene(config, kl_coef=dict.fromkeys(config.policies.map, 0.02))
 
 
@@ -90,11 +90,11 @@ CHANGES: dict[str, Change] = {
     "slots": lambda config: _learner(config, gradients="slots"),
     "short": _steps(10),
     "long": _steps(400),
-    # Of the original study: all of it, or one of its two confounds alone.
+    # The original study's regime, or only one of its two confounds.
     "regime": lambda config: dataclasses.replace(study.under_regime(config), road="hosted"),
     "schedule": _schedule,
     "updates": lambda config: dataclasses.replace(_learner(config, updates="sequences"), road="hosted"),
-    # What might help.
+    # Interventions that might help.
     "anchor": _anchor,
     "multiplicity": _mixing(normalise_multiplicity=True),
     "equalise": _mixing(balance="equalise"),
@@ -106,7 +106,7 @@ STEEP = (
     "eval_opt-shared-xs-math+rounds6+long",
 )
 FLAT = tuple(name.replace("6", "1") for name in STEEP)
-# None of the steep ones fell, so no cell has the largest cliff. Confounds and interventions are tried in this one, at a
+# No cell of STEEP fell, so no cell has the largest cliff. Confounds and interventions are tried in this one, at a
 # fraction of the time of six agents and 400 steps (the hours are in docs/findings-runs.md).
 BASE = "voting-isolated-xs-math"
 SETS = {
@@ -125,7 +125,7 @@ SETS = {
         for change in changes
     ),
     "amplification": tuple(f"voting-isolated-xs-math+votes{votes}+slots+short" for votes in (1, 2, 4, 6, 8)),
-    # Single agents beside trained workflows: in calls of eval_opt (2.01) and isolated orch_workers (3.03); in tokens of
+    # Single agents as controls of workflows: in calls of eval_opt (2.01) and isolated orch_workers (3.03); in tokens of
     # eval_opt (27.0; a budget of 29 spends 22.4), isolated orch_workers (37.9; one of 41 spends 43.2) and isolated
     # voting (98). A call costs about 22 tokens, so whole calls for every problem cannot meet 27
     # and 38 within 10%, nor the 53.6 of shared orch_workers, which has no control in tokens; its 3.45 calls are near

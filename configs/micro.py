@@ -24,7 +24,7 @@ from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
 CELLS = tuple(map(str, all_cells(SCALES)))
-SETS = {"study": tuple(filter(of_study, CELLS))}  # what a matrix runs unless it is asked for others
+SETS = {"study": tuple(filter(of_study, CELLS))}  # the cells that a matrix runs by default
 # Tokens that a voting episode of the base samples, to which single_token_matched is matched: `tokens_per_episode` of
 # python -m experiments.train --config=configs/micro.py:voting-shared-SCALE-TASK --workdir=DIR --config.steps=0
 # python -m experiments.evaluate --workdir=DIR --checkpoint=base --mode=base --split=val --samples=4

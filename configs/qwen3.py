@@ -26,10 +26,10 @@ from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("0.6b", "1.7b", "4b")
-# single_token_matched is not listed, because the number of tokens to match has not been measured. The cell runs where
-# --config.workflow.settings.tokens gives it.
+# single_token_matched is not listed, because the number of tokens to match has not been measured. The cell runs if
+# --config.workflow.settings.tokens is set.
 CELLS = tuple(str(cell) for cell in all_cells(SCALES) if cell.workflow != "single_token_matched")
-SETS = {"study": tuple(filter(of_study, CELLS))}  # what a matrix runs unless it is asked for others
+SETS = {"study": tuple(filter(of_study, CELLS))}  # the cells that a matrix runs by default
 MAX_PROMPT = {
     "math": {
         "single": 15360,
@@ -78,7 +78,7 @@ def get_config(name: str) -> RunConfig:
         engine=EngineConfig(max_prompt=longest.get(cell.workflow, max(longest.values()))),
         rollout=RolloutConfig(samples=8),
         learner=LearnerConfig(
-            gap_tolerance=1.0,  # of the largest gap in bfloat16: 0.12 in 2,048 tokens of 12 random layers
+            gap_tolerance=1.0,  # for the largest gap in bfloat16: 0.12 in 2,048 tokens of 12 random layers
             loss=LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0),
             optimiser=OptimiserConfig(
                 schedule=ScheduleConfig(2e-5, "cosine", warmup_steps=15, total_steps=STEPS),

@@ -4,7 +4,7 @@ An optimiser update for every 512 sequences, so that voting's generator gets thr
 cosine schedule that every adapter steps, so that isolated policies reach its end early and it rises again; groups
 pooled as in the study, where a group of one has its reward as advantage; no weights for differences of sampler and
 trainer, and the dual clip, which the cells of `micro` lack. Run a cell of this file and the same cell of its own file
-with equal seeds: what differs is the regime.
+with equal seeds: only the regime differs.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ def get_config(name: str) -> RunConfig:
 
 def under_regime(clean: RunConfig) -> RunConfig:
     """A configuration with the original's updates, schedule and groups."""
-    regime, own = LearnerConfig.study(clean.steps), clean.learner
-    rate = own.optimiser.schedule.learning_rate
+    regime, kept = LearnerConfig.study(clean.steps), clean.learner
+    rate = kept.optimiser.schedule.learning_rate
     learner = dataclasses.replace(
-        own,
+        kept,
         updates=regime.updates,
         loss=regime.loss,
-        optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
+        optimiser=dataclasses.replace(kept.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
     )
     advantages = AdvantageConfig.study()
     if "study" not in find(clean.workflow.name).groups:  # controls and workflows that the study did not have

@@ -7,7 +7,7 @@ and type beats one whitening of all.
 A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b given the value, and induction for its
 value given two pairs that show the operation on a. The executor parses the text, refuses problems that are out of
 range or held out, and computes the answer. Probes measure how often a problem is solved and are not trained on;
-solvers learn from problems of the buffer. `one whitening` whitens all calls that train together. The test problems are
+solvers learn from problems of the buffer. `one whitening` has one group of all calls that train. The test problems are
 sums and differences of the test split, which are deductions.
 """
 
@@ -49,7 +49,7 @@ def self_play(task, prompts, *, rng, tries=4, given=False):
 
 
 def paid(graded, worth):
-    """A solver: 1, -0.5 for a wrong answer, -1 for none. A proposer: -1 for an invalid problem, else `worth` of a."""
+    """A solver: 1, -0.5 for a wrong answer, -1 for none. A proposer: `worth` of the share a of right probes, or -1."""
     return [[_paid(one, i, worth) for i in range(len(one.calls))] for one in graded]
 
 
@@ -62,7 +62,7 @@ def _paid(one, i, worth):
 
 
 def learnability(graded):
-    """1 - a where 0 < a < 1, else -0.5."""
+    """1 - a if 0 < a < 1, else -0.5."""
     return paid(graded, lambda a: 1 - a if 0 < a < 1 else -0.5)
 
 
@@ -103,7 +103,7 @@ RECIPE = Recipe(
         "uniform": {"rewards.name": "recipes.absolute_zero:uniform"},
         "difficulty": {"rewards.name": "recipes.absolute_zero:difficulty"},
         "frozen proposer": {"policies.frozen_roles": ["probe", "proposer"]},
-        "one whitening": {"advantages.group": "call.over"},  # of all that train
+        "one whitening": {"advantages.group": "call.over"},  # all calls that train
     },
     claims=(
         Claim("accuracy", "learnability", "base"),

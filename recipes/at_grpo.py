@@ -27,7 +27,7 @@ def score(task, draft):
 
 
 def says(wanted, look):
-    """Whether a look has the wanted verdict."""
+    """Whether the critic's verdict is the wanted one."""
     return look.answer == wanted
 
 
@@ -37,7 +37,7 @@ def says(wanted, look):
     counts=("candidates", "turns"),
 )
 def from_one_state(task, prompts, *, candidates=8, turns=2, best=True):
-    """A draft, then criticism and revision in turn, until a draft is approved."""
+    """A draft, then criticism and revision in turn, up to `turns` drafts or until one is approved."""
     slots = range(candidates)
 
     def choose(tries, worth):

@@ -5,7 +5,7 @@ its own good answers goes on gaining, and keeps more different right answers tha
 
 A round is a step. Each problem is answered eight times at each of three temperatures. A setting is a temperature, the
 first 2, 4 or 8 answers, and a threshold of the score: the grade plus a fifth of the answer's likelihood by the policy.
-If it chooses n different texts for a problem, n' of them right, the balance is min(n' / 4, 1) n' / n, mean over all.
+If it chooses n different texts for a problem, n' of them right, the balance is the mean of min(n' / 4, 1) n' / n.
 The texts that the best setting chooses are learned by SFT, each once, at the temperature of their sampling. `fixed`
 draws all 24 at one temperature, and learns the right ones among the first eight, each text once.
 

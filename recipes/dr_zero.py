@@ -5,9 +5,9 @@ one prompt that are compared with each other, for a quarter of the solver's call
 
 A hop is an operation: the proposer is shown a problem and asked for one with one or two operations. The executor
 computes its answer, and refuses held-out problems. If k of n tries are right, the proposer earns (n - k) / (n - 1) for
-0 < k < n, else 0, plus half of a score for form: a problem at all, of as many hops as asked for. All arms make as many
-solver's calls per step, but for refused proposals. Proposer and solver train in turn, five steps each; `frozen
-proposer` has the same turns, the proposer's at a learning rate of 0.
+0 < k < n, else 0, plus half of a score for form: a problem at all, of as many hops as asked for. All arms make
+equally many solver's calls per step, but for refused proposals. Proposer and solver train in turn, five steps each;
+`frozen proposer` has the same turns, the proposer's at a learning rate of 0.
 
 Departs from the paper: there are no documents and no search. One hop or two are asked for, 2 : 1 (paper: one to four,
 4 : 3 : 2 : 1). The answer is computed (paper: written by the proposer). Form has two parts (paper: four). The solver

@@ -74,7 +74,7 @@ def config():
 
 
 def calls_at(level, trained: Trained) -> float:
-    """The calls of the designs that are written for problems of a level."""
+    """The mean number of calls in the designs that are written for problems of a level."""
     table = trained.table
     designs = [
         text for row, text in enumerate(table.answer)

@@ -66,7 +66,7 @@ class Trained:
     table: Table  # graded episodes of the test problems
     samples: int = 1  # episodes of each problem
     by_metric: bool = False  # whether outcomes are those of `evaluation.metric`
-    base: Table | None = None  # the same episodes, played by the initial policies
+    base: Table | None = None  # episodes of the same problems by the initial policies
     # Episodes of further evaluations, by name.
     also: Mapping[str, Table] = dataclasses.field(default_factory=dict)
     lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl, up to that step
@@ -83,7 +83,7 @@ Measure = Callable[[Trained], Values]
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that a measure is larger in one arm than in another, than at its start, or than another measure of it."""
+    """A claim that a measure of an arm is larger than in another arm, than at its start, or than its other measure."""
 
     measure: str
     more: str  # the arm whose measure is larger
@@ -225,7 +225,7 @@ def accuracy(trained: Trained) -> list[float]:
 
 
 def tokens(trained: Trained) -> float:
-    """Tokens that are sampled in an episode."""
+    """The mean number of tokens that are sampled in an episode."""
     return float(trained.table.length.sum() / len(trained.table.bare_episodes))
 
 

@@ -103,7 +103,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
             )
         setup = changed(config, recipe.examined)
         table, base = (played(setup, root / arm, at) for at in (step, 0))
-        one = Trained(
+        result = Trained(
             table=table,
             samples=SAMPLES,
             by_metric=setup.evaluation.metric is not None,
@@ -116,16 +116,16 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
             "step": step,
             "seconds": round(sum(line["time/wall"] for line in lines[arm]), 1),
             "sampled": int(spent[arm][step - 1]) if step else 0,
-            "values": _measured({**COMMON, **recipe.measures}, one),
-            "base": _measured(of_base, Trained(base, SAMPLES, one.by_metric)),
+            "values": _measured({**COMMON, **recipe.measures}, result),
+            "base": _measured(of_base, Trained(base, SAMPLES, result.by_metric)),
         }
     return found
 
 
-def _measured(measures: Mapping[str, Measure], one: Trained) -> dict[str, Any]:
-    found = {name: np.asarray(measure(one), float) for name, measure in measures.items()}
+def _measured(measures: Mapping[str, Measure], result: Trained) -> dict[str, Any]:
+    found = {name: np.asarray(measure(result), float) for name, measure in measures.items()}
     for name, value in found.items():
-        if value.shape not in ((), (problems := len(one.table.bare_episodes) // one.samples,)):
+        if value.shape not in ((), (problems := len(result.table.bare_episodes) // result.samples,)):
             raise RunError(
                 f"measure '{name}' gave {list(value.shape)} numbers: give one, or one for each of {problems} problems"
             )

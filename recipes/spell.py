@@ -4,11 +4,11 @@ Claim: the majority of a verifier's votes, taken together with a rule that sees 
 rule alone.
 
 The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about
-half of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of
-rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no
-problem. The arm `rule` is played without verifiers. Votes are compared with those on the same answer; if two episodes
-ask the same problem, also with those on the answer in the same slot. SPELL's verifier compares an answer with the
-questioner's own; this one sees only the problem and the answer, and has to judge by itself.
+half of the problems, by their digits. A verifier earns 1 if its vote is the majority's, a responder the larger of
+rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for a text
+that is no problem. The arm `rule` is played without verifiers. Votes are compared with those on the same answer; if two
+episodes ask the same problem, also with those on the answer in the same slot. SPELL's verifier compares an answer with
+the questioner's own; this one sees only the problem and the answer, and has to judge by itself.
 """
 
 import functools

@@ -67,9 +67,9 @@ def config():
     return micro("recipes.untrained:conditional_debate", {"debater": "p0"}, steps=0, evaluation__every=0)
 
 
-def plays(workflow, *roles):
+def plays(name, *roles):
     """The fields of an arm with another workflow, whose roles all have one policy."""
-    return {"workflow.name": workflow, "policies.map": dict.fromkeys(roles, "p0")}
+    return {"workflow.name": name, "policies.map": dict.fromkeys(roles, "p0")}
 
 
 def majority_of(tokens):

@@ -281,19 +281,19 @@ def _is_clean(cell: Cell) -> bool:
     """Whether a cell is under the clean regime, without an intervention."""
     learner = cell.config.get("learner") or {}
     schedule = (learner.get("optimiser") or {}).get("schedule") or {}
-    mixing = {
+    interventions = {
         name: value
         for name, value in (learner.get("interventions") or {}).items()
         if name != "alternate_every"
     }
-    changed = mixing.pop("mixing", {}) or {}
+    mixing = interventions.pop("mixing", {}) or {}
     defaults = {"normalise_multiplicity": False, "balance": "off", "project_conflicts": False, "damping": 0.0}
     return (
         learner.get("updates", "one") == "one"
         and schedule.get("clamped", True)
         and schedule.get("clock", "own") == "own"
-        and not any(mixing.values())
-        and all(changed.get(name, value) == value for name, value in defaults.items())
+        and not any(interventions.values())
+        and all(mixing.get(name, value) == value for name, value in defaults.items())
     )
 
 

@@ -37,16 +37,16 @@ def amplification(runs: Sequence[Run]) -> Finding:
     # run the amplification, the lengths of sum and update, and the amplification of independent agents}.
     series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
-        shared = essential(run.config)
-        shared["workflow"] = {**(shared.get("workflow") or {}), "settings": None}
-        shared["learner"] = {**(shared.get("learner") or {}), "batch": None}
-        shared["engine"] = {**(shared.get("engine") or {}), "max_prompt": None}
+        fields = essential(run.config)
+        fields["workflow"] = {**(fields.get("workflow") or {}), "settings": None}
+        fields["learner"] = {**(fields.get("learner") or {}), "batch": None}
+        fields["engine"] = {**(fields.get("engine") or {}), "max_prompt": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key) for key in parts_of(run, match[0])]
             means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
-                key = json.dumps([match[2], shared], sort_keys=True)
+                key = json.dumps([match[2], fields], sort_keys=True)
                 place = agents, int(run.config["seed"])
                 series.setdefault(key, {}).setdefault(place, []).append(means)
     # The numbers of a role that always has one agent cannot stand for one agent of another role.
