@@ -171,7 +171,7 @@ class Served:
     def __call__(self, lengths: list[int]) -> float:
         while not self.server.ask("/reset_prefix_cache", {})[
             "success"
-        ]:  # the last requests still hold a part of it
+        ]:  # the last requests still use a part of it
             time.sleep(0.01)
         self.round += 1
         start = time.perf_counter()

@@ -39,14 +39,14 @@ def _with(**settings: int) -> Change:
     """Other settings of the workflow; with many agents or rounds, prompts are longer."""
 
     def change(config: RunConfig) -> RunConfig:
-        own = dataclasses.replace(config.workflow, settings={**config.workflow.settings, **settings})
+        workflow = dataclasses.replace(config.workflow, settings={**config.workflow.settings, **settings})
         longest = 896 if settings.get("rounds", 0) > 3 else 576 if settings.get("votes", 0) > 6 else None
         if longest is None:
-            return dataclasses.replace(config, workflow=own)
+            return dataclasses.replace(config, workflow=workflow)
         batch = dataclasses.replace(config.learner.batch, buckets=(256, 512, 1024))
         learner = dataclasses.replace(config.learner, batch=batch)
         return dataclasses.replace(
-            config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=longest)
+            config, workflow=workflow, learner=learner, engine=EngineConfig(max_prompt=longest)
         )
 
     return change

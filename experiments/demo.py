@@ -3,7 +3,7 @@
     make demo        or        python -m experiments.demo [--config=...] [--workdir=runs/demo]
 
 Trains voting with isolated policies from a committed base model of 0.1 million parameters, then lets base and trained
-policies answer the same held-out problems, with the same noise. The same command goes on where it was stopped.
+policies answer the same held-out problems, with the same noise. The same command resumes a stopped run.
 """
 
 from absl import flags

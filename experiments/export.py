@@ -3,7 +3,7 @@
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT                       # merged, Hugging Face
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --format=peft         # of LoRA: the adapter
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --checkpoint=best --dtype=float32
-python -m experiments.export --workdir=DIR --out=OUT --format=atif       # what was said: the recorded episodes
+python -m experiments.export --workdir=DIR --out=OUT --format=atif       # the recorded episodes, as trajectories
 """
 
 from absl import flags

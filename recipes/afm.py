@@ -1,4 +1,4 @@
-"""AFM, chain of agents (arXiv 2508.13167): a team's episodes told again by one model, then learning by reward.
+"""AFM, chain of agents (arXiv 2508.13167): one model first learns a team's episodes, then by reward.
 
 Claim: a single policy that is first trained on a trained team's episodes, as one sequence with roles as tags, reaches
 more than one that learns by reward alone.

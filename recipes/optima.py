@@ -1,7 +1,7 @@
 """Optima (arXiv 2410.08115): two agents, each with one half of a problem, learn to say it in few words.
 
-Claim: a price on tokens keeps the accuracy and shortens what is said, and a term for readability keeps what is said in
-the base model's language.
+Claim: a price on tokens keeps the accuracy and shortens the messages, and a term for readability keeps them in the base
+model's language.
 
 One agent has the first number and tells it; the base mostly says it in a sentence of ten words. The other has the
 second number and answers. Reward: the outcome, minus 0.5 x the tokens of the conversation over those of the problem's

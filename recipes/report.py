@@ -77,12 +77,12 @@ def verdict(mean: float, p: float | None, seeds: int) -> str:
 
 def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
     """A row for each claim."""
-    known = [(claim, *both) for claim in recipe.claims if (both := sides(claim, record))]
-    gaps = [np.array(more, float) - np.array(less, float) for _, more, less in known]
+    comparisons = [(claim, *both) for claim in recipe.claims if (both := sides(claim, record))]
+    gaps = [np.array(more, float) - np.array(less, float) for _, more, less in comparisons]
     chances = [chance(gap) for gap in gaps]
     corrected = iter(holm([p for p in chances if p is not None]))
     rows = []
-    for (claim, more, less), gap, p in zip(known, gaps, chances):
+    for (claim, more, less), gap, p in zip(comparisons, gaps, chances):
         p_adj = None if p is None else next(corrected)
         scale = 100 if claim.measure in PER_CENT else 1
         values = " : ".join(_shown(np.mean(np.array(side, float)), scale) for side in (more, less))

@@ -169,15 +169,15 @@ def run(
         configs = {arm: of_arm(recipe, arm, folder, seed) for arm in chosen}
         for arm, config in configs.items():
             trained(config, folder / arm)
-        found = compared(recipe, configs, folder)
-        record["runs"].append(found)
+        of_seed = compared(recipe, configs, folder)
+        record["runs"].append(of_seed)
         record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
         if not arms:
             written.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(written, json.dumps(record) + "\n")
         shown = {
             arm: {n: round(float(np.mean(np.array(v, float))), 4) for n, v in one["values"].items()}
-            for arm, one in found.items()
+            for arm, one in of_seed.items()
         }
         print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)
     for row in claim_rows(name, recipe, record):

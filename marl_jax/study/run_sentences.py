@@ -28,14 +28,14 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     start, last, top = base(run), records[-1], best(records)
     count = lambda record: f", n = {record['problems']:,} problems" if record.get("problems") else ""
     details = lambda record: f"{interval(record)}{count(record)}"
-    found = [("Base accuracy", percent(start["accuracy"]), details(start))] if start else []
+    numbers = [("Base accuracy", percent(start["accuracy"]), details(start))] if start else []
     if last is not start:
         for name, record in (("Final accuracy", last), ("Best accuracy", top)):
-            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {details(record)}"))
+            numbers.append((name, percent(record["accuracy"]), f"step {record['step']}, {details(record)}"))
     if by := gain(last):
         mean, bounds = points(by).split("\n")
-        found.append(("Final over base", f"{mean} points", f"{bounds}, paired{count(last)}"))
-    return found
+        numbers.append(("Final over base", f"{mean} points", f"{bounds}, paired{count(last)}"))
+    return numbers
 
 
 def in_words(run: Run) -> list[str]:
@@ -131,12 +131,12 @@ def metric_of(run: Run) -> str:
 
 def warnings(run: Run) -> list[str]:
     """What went wrong or was lost; a warning of many steps is listed once, with its last text."""
-    alike: dict[str, dict[int, str]] = {}  # {text without numbers: {step: text}}
+    by_pattern: dict[str, dict[int, str]] = {}  # {text without numbers: {step: text}}
     for line in run.metrics:
         for text in map(str, line.get("warnings") or ()):
-            alike.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", text), {})[line["step"]] = text
+            by_pattern.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", text), {})[line["step"]] = text
     found = []
-    for by_step in alike.values():
+    for by_step in by_pattern.values():
         first, last = min(by_step), max(by_step)
         where = f"step {first}" if len(by_step) == 1 else f"{len(by_step)} steps, {first} to {last}; the last"
         found.append(f"{where}: {by_step[last]}")

@@ -254,12 +254,12 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    made = (run.about.get("made") or {}).get("seconds")  # of all steps, of which compact results have few
-    total = made or times.get("wall") or times.get("step")  # older runs have the latter alone
+    seconds = (run.about.get("made") or {}).get("seconds")  # of all steps; compact results have few
+    total = seconds or times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""
     took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
-    if made:
+    if seconds:
         return f"{took} in steps"
     kinds = ("rollout", "grade", "gather", "learn", "prepare", "program", "table", "evaluate", "save", "log")
     share = lambda name: f"{name.rpartition('/')[2]} {times[name] / total:.0%}"

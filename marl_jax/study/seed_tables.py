@@ -57,15 +57,15 @@ def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> 
     """A row for each cell that has one of the measures `shown`, with the gain of the last over the first."""
     rows = []
     for cell in cells:
-        runs = [measures(run) for run in cell.runs]
-        found = [_over_runs([run[name].right if name in run else None for run in runs]) for name in shown]
-        gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in runs]
-        if set(found) - {NONE}:
-            found = [
+        measured = [measures(run) for run in cell.runs]
+        texts = [_over_runs([run[name].right if name in run else None for run in measured]) for name in shown]
+        gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in measured]
+        if set(texts) - {NONE}:
+            texts = [
                 f"{NONE}\n{_too_few(cell)}" if text == NONE and name in ("peak", "terminal") else text
-                for name, text in zip(shown, found)
+                for name, text in zip(shown, texts)
             ]
-            row = (cell.label, str(len(runs)), *found, _over_runs(gains, differences=True))
+            row = (cell.label, str(len(measured)), *texts, _over_runs(gains, differences=True))
             rows.append((*row, _fallen(cell)) if cliffs else row)
     return rows
 
@@ -90,7 +90,7 @@ def _too_few(cell: Cell) -> str:
 
 
 def contrasts(pairs: Sequence[Pair]) -> Table:
-    """Each pair of cells that met the same problems: first those that differ in one thing, then the others."""
+    """Pairs of cells with the same problems: first those that differ in one thing, then the others."""
     compared = ("base", "peak", "terminal", "test final")
     rows = []
     for pair in pairs:

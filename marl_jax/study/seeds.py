@@ -248,7 +248,7 @@ def measures(run: Run) -> dict[str, Answers]:
     """The measures of a run that are known, by name."""
     end = course(run)
     start, last = held_out(run) or ({}, {})
-    found = {
+    accuracies = {
         "base": per_problem(base(run)),
         "peak": end.peak if end else None,
         "terminal": end.terminal if end else None,
@@ -257,8 +257,8 @@ def measures(run: Run) -> dict[str, Answers]:
     }
     on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # unrecorded: no other run's
     on_test = [last.get(key) for key in ("data", "problems", "samples")]
-    problems = {name: on_test if name.startswith("test") else on_val for name in found}
-    return {name: Answers(problems[name], right) for name, right in found.items() if right is not None}
+    problems = {name: on_test if name.startswith("test") else on_val for name in accuracies}
+    return {name: Answers(problems[name], right) for name, right in accuracies.items() if right is not None}
 
 
 def budget(run: Run, key: str = TOKENS) -> float | None:

@@ -121,8 +121,8 @@ def launch(
                     shown.pop(launcher, None)
             for i, (handle, before) in list(pending.items()):
                 ended = handle.done()
-                found = [matrix.state(job) for job in groups[i]]
-                for job, state in zip(groups[i], found):
+                states = [matrix.state(job) for job in groups[i]]
+                for job, state in zip(groups[i], states):
                     if shown.get(job.name) != str(state):
                         shown[job.name] = str(state)
                         say(f"[{jobs.index(job) + 1}/{len(jobs)}] {job.name}: {state}")
@@ -137,11 +137,11 @@ def launch(
                 now = [_reached(job, samples) for job in groups[i]]
                 missing = [
                     f"{job.name}: {what}"
-                    for job, state, reached in zip(groups[i], found, now)
+                    for job, state, reached in zip(groups[i], states, now)
                     if (what := _lacking(state, reached))
                 ]
                 progress = any(new > old for one, other in zip(now, before) for new, old in zip(one, other))
-                if missing and progress and all(state.kind is not Kind.IN_USE for state in found):
+                if missing and progress and all(state.kind is not Kind.IN_USE for state in states):
                     again[i] = time.monotonic()
                 elif missing and not lines:
                     trouble += [f"{what}; see the logs in {folder}" for what in missing]
@@ -247,11 +247,11 @@ def _ray(folder: Path, options: Options) -> Submit:
 def _warn_of_waiting(ray: Any, wanted: Options) -> None:
     """If no node can take a task, Ray waits silently, because such a node may join."""
     names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    asked = {name: wanted[option] for option, name in names.items() if option in wanted}
+    needs = {name: wanted[option] for option, name in names.items() if option in wanted}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
-        form = lambda name: show(asked[name]) if name == "memory" else f"{asked[name]:g}"
-        text = ", ".join(f"{name} {form(name)}" for name in asked)
+    if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+        form = lambda name: show(needs[name]) if name == "memory" else f"{needs[name]:g}"
+        text = ", ".join(f"{name} {form(name)}" for name in needs)
         logging.warning(
             "no node of this Ray has %s: the run waits until one joins; --launcher_options may ask for less",
             text,

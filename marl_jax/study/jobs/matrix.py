@@ -285,12 +285,12 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
             again = (number, job) in busy
             try:
                 with _taken(job) as owned:
-                    found = state(job) if owned else State(Kind.IN_USE)
-                    say(f"[{number}/{len(jobs)}] {job.name}: {found}")
-                    if found.kind is Kind.IN_USE and not again:
+                    current = state(job) if owned else State(Kind.IN_USE)
+                    say(f"[{number}/{len(jobs)}] {job.name}: {current}")
+                    if current.kind is Kind.IN_USE and not again:
                         busy.append((number, job))
                         continue
-                    trouble += [f"{job.name}: {text}" for text in _do(job, found, samples, stop)]
+                    trouble += [f"{job.name}: {text}" for text in _do(job, current, samples, stop)]
             except FolderError as error:
                 trouble.append(f"{job.name}: {error}")
             if stop.asked:
@@ -298,20 +298,20 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
     return trouble
 
 
-def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
+def _do(job: Job, current: State, samples: int, stop: Stop) -> Iterator[str]:
     """Do what is left of one job; yields what goes wrong."""
-    if found.kind is Kind.IN_USE:
+    if current.kind is Kind.IN_USE:
         yield "another process is at it"
-    elif found.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
-        yield "; ".join(found.problems)
-    elif found.kind is not Kind.DONE:
+    elif current.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
+        yield "; ".join(current.problems)
+    elif current.kind is not Kind.DONE:
         code = _run(job.training, stop)
-        found = state(job)
+        current = state(job)
         by_alarm = code == 0 and job.config.alarms == "stop"
-        if not stop.asked and found.kind is not Kind.DONE:
+        if not stop.asked and current.kind is not Kind.DONE:
             why = "was stopped by an alarm; --config.alarms=tell goes on" if by_alarm else _ended(code)
-            yield f"training {why} ({found})"
-    if found.kind is not Kind.DONE or not samples:
+            yield f"training {why} ({current})"
+    if current.kind is not Kind.DONE or not samples:
         return
     for command in job.testing(samples):
         if stop.asked:
@@ -323,11 +323,11 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
 @contextlib.contextmanager
 def _taken(job: Job) -> Iterator[bool]:
     """Lock a job, its training and its evaluations, while the context lasts; yields whether this process got it."""
-    place = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
+    path = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
     with contextlib.ExitStack() as stack:
-        with path_errors(place.parent, "choose another --root"):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            owner = stack.enter_context(lock(place))
+        with path_errors(path.parent, "choose another --root"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            owner = stack.enter_context(lock(path))
         yield owner is None
 
 

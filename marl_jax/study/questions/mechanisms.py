@@ -52,21 +52,21 @@ def amplification(runs: Sequence[Run]) -> Finding:
     # The numbers of a role that always has one agent cannot stand for one agent of another role.
     several = {key: runs_of for key, runs_of in series.items() if any(agents > 1 for agents, _ in runs_of)}
     found = several[max(several, key=lambda key: (len(several[key]), key))] if several else {}
-    known = {place: tuple(np.mean(means, axis=0)) for place, means in found.items()}
-    counts, seeds = (sorted({place[k] for place in known}) for k in (0, 1))
-    complete = [seed for seed in seeds if all((agents, seed) in known for agents in counts)]
+    averages = {place: tuple(np.mean(means, axis=0)) for place, means in found.items()}
+    counts, seeds = (sorted({place[k] for place in averages}) for k in (0, 1))
+    complete = [seed for seed in seeds if all((agents, seed) in averages for agents in counts)]
     if len(counts) < 3 or not complete:
         return Finding(question, NOT_RUN, doubt)
     bars, rows = [], []
     for agents in counts:
-        amplified, *lengths, _ = np.array([known[agents, seed] for seed in complete]).T
-        fewest = np.array([known[counts[0], seed] for seed in complete]).T[1:-1]
+        amplified, *lengths, _ = np.array([averages[agents, seed] for seed in complete]).T
+        fewest = np.array([averages[counts[0], seed] for seed in complete]).T[1:-1]
         name = f"{agents} agent{'s' if agents > 1 else ''}"
         bars.append(Bar(name, over_runs(amplified), amplified.tolist(), level=math.sqrt(agents)))
         numbers = amplified, *(length / first for length, first in zip(lengths, fewest))
         rows.append((str(agents), str(len(complete)), *(_number(over_runs(one)) for one in numbers)))
     power, of_sum, alone = (
-        growth(counts, [[known[agents, seed][k] for agents in counts] for seed in complete])
+        growth(counts, [[averages[agents, seed][k] for agents in counts] for seed in complete])
         for k in (0, 1, 3)
     )
     answer = (
@@ -126,14 +126,14 @@ def capture(cells: Sequence[Cell]) -> Finding:
                 by_role.setdefault(role, []).append(share)
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
-        found, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
-        bars += [Bar(f"{cell.label}: {role}", found[role], by_role[role], level=even) for role in found]
-        if found:
-            leader = max(found, key=lambda role: found[role].mean)
-            leading.append(f"{leader} in {cell.label} ({found[leader].mean:.0%})")
-            others = "; ".join(f"{role} {one.mean:.2f}" for role, one in found.items() if role != leader)
-            verdict = ABOVE if found[leader].low > even else "not shown"
-            numbers = (_number(found[leader]), f"{even:.2f}", others or NONE, str(len(by_role[leader])))
+        means, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
+        bars += [Bar(f"{cell.label}: {role}", means[role], by_role[role], level=even) for role in means]
+        if means:
+            leader = max(means, key=lambda role: means[role].mean)
+            leading.append(f"{leader} in {cell.label} ({means[leader].mean:.0%})")
+            others = "; ".join(f"{role} {one.mean:.2f}" for role, one in means.items() if role != leader)
+            verdict = ABOVE if means[leader].low > even else "not shown"
+            numbers = (_number(means[leader]), f"{even:.2f}", others or NONE, str(len(by_role[leader])))
             share_rows.append((cell.label, leader, verdict, *numbers))
     if not bars:
         return Finding(question, NOT_RUN, doubt)

@@ -107,16 +107,16 @@ def _amplified(answered: Answered, isolated: Sequence[Cell]) -> Verdict:
     """Agrees if amplification grows faster than for independent agents and an isolated cell of several agents fell."""
     if not (bars := answered.findings[2].bars):
         return NOT_RUN, ""
-    found = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
-    known = [cliff for cell in isolated if _agents(cell) > 1 and (cliff := _is_cliff(cell)) is not None]
+    power = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
+    verdicts = [cliff for cell in isolated if _agents(cell) > 1 and (cliff := _is_cliff(cell)) is not None]
     by = (
         "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
-        f"{found.mean:.2f} ({found.low:.2f} – {found.high:.2f}), that of independent agents with 0.5; "
-        f"{sum(known)} of {len(known)} isolated cells fell"
+        f"{power.mean:.2f} ({power.low:.2f} – {power.high:.2f}), that of independent agents with 0.5; "
+        f"{sum(verdicts)} of {len(verdicts)} isolated cells fell"
     )
-    if found.low <= 0.5 + 1e-9:
-        return (DIFFERS if found.high < 0.5 - 1e-9 else UNSURE), by
-    return (AGREES if any(known) else PARTLY if known else UNSURE), by
+    if power.low <= 0.5 + 1e-9:
+        return (DIFFERS if power.high < 0.5 - 1e-9 else UNSURE), by
+    return (AGREES if any(verdicts) else PARTLY if verdicts else UNSURE), by
 
 
 def _captured(answered: Answered) -> Verdict:

@@ -60,13 +60,13 @@ def panels(run: Run) -> list[Panel]:
         return [
             Line(
                 name,
-                one,
-                colours.get(name, len(colours) + place),  # one for each policy of a role on several
+                curve,
+                colours.get(name, len(colours) + place),  # a role on several policies has one for each
                 count=run.series(f"role/{name}/rows") if counts is None else counts.get(name),
                 of=of,
             )
-            for place, (name, one) in enumerate(series.items())
-            if len(one.known.steps)
+            for place, (name, curve) in enumerate(series.items())
+            if len(curve.known.steps)
         ]
 
     def statistic(key: str) -> list[Line]:
@@ -168,12 +168,12 @@ def accuracy(run: Run) -> Panel | None:
 
 def overlay(runs: Mapping[str, Run], title: str) -> Panel:
     """The first curves of all panels with a title, a line for each run; if the runs are many, a line for each cell."""
-    found = {name: panel for name, run in runs.items() for panel in panels(run) if panel.title == title}
-    firsts = {name: panel.lines[0] for name, panel in found.items()}
-    groups, what, each = {name: [name] for name in found}, "run", ""
-    if many := len(found) > MOST:
-        cells = by_cell([runs[name] for name in found])
-        names = {id(runs[name]): name for name in found}
+    matching = {name: panel for name, run in runs.items() for panel in panels(run) if panel.title == title}
+    firsts = {name: panel.lines[0] for name, panel in matching.items()}
+    groups, what, each = {name: [name] for name in matching}, "run", ""
+    if many := len(matching) > MOST:
+        cells = by_cell([runs[name] for name in matching])
+        names = {id(runs[name]): name for name in matching}
         groups = {cell.label: [names[id(run)] for run in cell.runs] for cell in cells}
         seeds = spread(map(len, groups.values()))
         what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest"
@@ -187,13 +187,13 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
     ]
     lines = [line for line in lines if len(line.series.steps)]  # runs of a cell may share no step
     return dataclasses.replace(
-        next(iter(found.values()), Panel("", "", ())),
+        next(iter(matching.values()), Panel("", "", ())),
         title=title,
         how=f"A line for each {what}{each}; a name below shows or hides it.",
         lines=lines,
         level=None,
         mark=None,
-        last_step=max((panel.last_step for panel in found.values()), default=0),
+        last_step=max((panel.last_step for panel in matching.values()), default=0),
     )
 
 

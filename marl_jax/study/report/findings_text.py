@@ -142,20 +142,20 @@ def _made(cells: Sequence[Cell]) -> Table:
 def _lacking(cells: Sequence[Cell]) -> Table:
     """The runs of each part that are missing, and the hours that they need, by the steps that were timed."""
     seeds_run: dict[str, int] = {}
-    alike: dict[str, list[Run]] = {}  # by workflow, scale and task: runs on the machine that most runs have
+    usual_runs: dict[str, list[Run]] = {}  # {kind of cell: runs on the machine of most runs}
     machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
         if cell.finished:
             seeds_run[cell.folder or cell.label] = len(cell.runs)
-        alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
+        usual_runs.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
         seeds = {name: findings.SEEDS - seeds_run.get(name, 0) for name in names}
         lacking = {name: count for name, count in seeds.items() if count > 0}
         hours, untimed = 0.0, 0
         for name, count in lacking.items():
-            if (pace := _pace(alike.get(_kind(name), ()))) == NONE:
+            if (pace := _pace(usual_runs.get(_kind(name), ()))) == NONE:
                 untimed += count
             else:
                 hours += count * _steps(name) * float(pace) / 3600
