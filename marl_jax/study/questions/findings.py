@@ -251,14 +251,12 @@ def tally(judged: Sequence[Judged]) -> str:
 
 def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
     rows = []
-    for test, p, p_holm in judged:
+    for one in judged:
+        test, p, p_holm = one
         by, known = test.bar.value, len(test.gaps)
         numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", p_text(p), p_text(p_holm)]
         seeds = str(known) if known == test.seeds else f"{known} of {test.seeds}"
-        made = test.made or NONE
-        rows.append(
-            (test.label, Judged(test, p, p_holm).verdict, *numbers, seeds, str(test.question or NONE), made)
-        )
+        rows.append((test.label, one.verdict, *numbers, seeds, str(test.question or NONE), test.made or NONE))
     claims = [(p, p_holm) for _, p, p_holm in judged if p is not None and p_holm is not None]
     claimed = sum(p_holm <= LEVEL for _, p_holm in claims)
     together = sum(p_holm <= LEVEL for p_holm in holm([p for p, _ in claims]))
