@@ -100,25 +100,7 @@ def make_jobs(
     configs: dict[str, RunConfig] = {}
     for name in names:
         try:
-            config = load_config(f"{file}:{name}", texts)
-            dataclasses.replace(config, seed=config.seed + seeds - 1)  # refused if it is too large
-            if config.seeds > 1 < seeds:
-                raise ConfigError(
-                    [
-                        f"--seeds={seeds} and --config.seeds={config.seeds} are both set: leave out the first for "
-                        "seeds side by side, or the second for one run after another"
-                    ]
-                )
-            if not config.steps:
-                raise ConfigError(["steps is 0, so that there is nothing to train: use experiments.evaluate"])
-            if config.mesh.hosts > 1:
-                raise ConfigError(
-                    [
-                        f"mesh.hosts is {config.mesh.hosts}: a matrix plays each run in one process, set it to 1, or "
-                        "start the processes of one run by experiments.train"
-                    ]
-                )
-            configs[name] = config
+            configs[name] = _runnable(load_config(f"{file}:{name}", texts), seeds)
         except ConfigError as error:
             for problem in error.problems:
                 wrong.setdefault(problem, []).append(name)
@@ -141,6 +123,28 @@ def make_jobs(
         for name, config in configs.items()
         if offset < max(seeds, config.seeds)
     ]
+
+
+def _runnable(config: RunConfig, seeds: int) -> RunConfig:
+    """The configuration, if a matrix can run it under `seeds` seeds."""
+    dataclasses.replace(config, seed=config.seed + seeds - 1)  # refused if it is too large
+    if config.seeds > 1 < seeds:
+        raise ConfigError(
+            [
+                f"--seeds={seeds} and --config.seeds={config.seeds} are both set: leave out the first for "
+                "seeds side by side, or the second for one run after another"
+            ]
+        )
+    if not config.steps:
+        raise ConfigError(["steps is 0, so that there is nothing to train: use experiments.evaluate"])
+    if config.mesh.hosts > 1:
+        raise ConfigError(
+            [
+                f"mesh.hosts is {config.mesh.hosts}: a matrix plays each run in one process, set it to 1, or "
+                "start the processes of one run by experiments.train"
+            ]
+        )
+    return config
 
 
 def _chosen(file: str, cell: str, patterns: str) -> list[str]:
