@@ -101,8 +101,8 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
         if set(found) - {NONE}:
             tokens = _budgets(spent(pair.one, pair.other))
             rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, tokens))
-    measured_by = ("base", "peak", "terminal", "test: final", "tokens of\nan episode")
-    head = ("", "against", "differ in", "seeds", *measured_by)
+    numbers = ("base", "peak", "terminal", "test: final", "tokens of\nan episode")
+    head = ("", "against", "differ in", "seeds", *numbers)
     how = (
         "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, none "
         "of them alone explains it. Each interval of 95% stands for itself; of one seed it is over problems alone. "
