@@ -83,21 +83,6 @@ def plan_page(
     if config.mesh.devices > 1:
         over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")
-    memory = [["memory", *(plan.device.name for plan in plans)]]
-    for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
-        named = [[part for part in plan.parts if part.name == name] for plan in plans]
-        passing = any(part.phase != "always" for parts in named for part in parts)
-        counted = [max((part.bytes for part in parts), default=0) for parts in named]
-        memory.append([f"{name} *" if passing else name, *(show(n) if n else "-" for n in counted)])
-    memory.append(["at the peak", *(show(plan.total) for plan in plans)])
-    memory.append(["which is in the phase", *(plan.phase for plan in plans)])
-    memory.append(["available", *(show(plan.device.memory) for plan in plans)])
-    memory.append(["lanes x tokens", *(", ".join(map(_longest, plan.each_shape)) for plan in plans)])
-    if any(engine.lanes_at for plan in plans for engine in plan.each_shape):
-        every = (", ".join(str(engine.lanes) for engine in plan.each_shape) for plan in plans)
-        memory.append(["lanes of all lengths", *every])
-    memory.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
-    memory.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
     times = [["time per step", *(plan.device.name for plan in plans)]]
     for work in dict.fromkeys(work.name for plan in plans for work in plan.works):
         times.append([work, *(duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)])
@@ -114,8 +99,28 @@ def plan_page(
     notes += [f"Measured: {known.how}."] if known else []
     notes += [_verdict(config, plan) for plan in plans]
     fill = functools.partial(filled, subsequent_indent="  ")
-    tables = [aligned(memory, left=1), aligned(times, left=1)]
+    tables = [aligned(_memory_rows(plans), left=1), aligned(times, left=1)]
     return "\n\n".join(["\n".join(map(fill, head)), *tables, "\n".join(map(fill, notes))])
+
+
+def _memory_rows(plans: Sequence[Plan]) -> list[list[str]]:
+    """The table of memory, with a column for each plan."""
+    rows = [["memory", *(plan.device.name for plan in plans)]]
+    for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
+        named = [[part for part in plan.parts if part.name == name] for plan in plans]
+        passing = any(part.phase != "always" for parts in named for part in parts)
+        counted = [max((part.bytes for part in parts), default=0) for parts in named]
+        rows.append([f"{name} *" if passing else name, *(show(n) if n else "-" for n in counted)])
+    rows.append(["at the peak", *(show(plan.total) for plan in plans)])
+    rows.append(["which is in the phase", *(plan.phase for plan in plans)])
+    rows.append(["available", *(show(plan.device.memory) for plan in plans)])
+    rows.append(["lanes x tokens", *(", ".join(map(_longest, plan.each_shape)) for plan in plans)])
+    if any(engine.lanes_at for plan in plans for engine in plan.each_shape):
+        every = (", ".join(str(engine.lanes) for engine in plan.each_shape) for plan in plans)
+        rows.append(["lanes of all lengths", *every])
+    rows.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
+    rows.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
+    return rows
 
 
 def _longest(engine: EngineSettings) -> str:
