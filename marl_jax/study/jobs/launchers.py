@@ -129,11 +129,7 @@ def launch(
                 if not ended:
                     continue
                 del pending[i]
-                try:
-                    lines = handle.result() or []
-                except Exception as error:
-                    last = (str(error).strip().splitlines() or [""])[-1]
-                    lines = [f"{job.name}: {type(error).__name__}: {last}" for job in groups[i]]
+                lines = _trouble_of(handle, groups[i])
                 now = [_reached(job, samples) for job in groups[i]]
                 missing = [
                     f"{job.name}: {what}"
@@ -154,6 +150,15 @@ def launch(
         while time.monotonic() < until and not all(handle.done() for handle, _ in pending.values()):
             time.sleep(POLL_S)
     return None if stop.asked else trouble
+
+
+def _trouble_of(handle: Handle, jobs: Sequence[Job]) -> list[str]:
+    """Why the work of an ended job could not be done: its own lines, or its error for each of its jobs."""
+    try:
+        return handle.result() or []
+    except Exception as error:
+        last = (str(error).strip().splitlines() or [""])[-1]
+        return [f"{job.name}: {type(error).__name__}: {last}" for job in jobs]
 
 
 def _side_by_side(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
