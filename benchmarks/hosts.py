@@ -108,10 +108,8 @@ def counted(count: int, overrides: list[str], last: dict[str, Any]) -> dict[str,
         word.removeprefix("--config.").partition("=")[::2] for word in [*settings(count)[1:], *overrides]
     ]
     config = load_config(f"configs/micro.py:{FLAGS.cell}", texts)
-    sizes, demand = (
-        sizes_of(config, find_models(config)[0], host()),
-        demand_of(config, problems=config.data.problems),
-    )
+    sizes = sizes_of(config, find_models(config)[0], host())
+    demand = demand_of(config, problems=config.data.problems)
     batches = {
         policy: sum(number for _, number in batches_of(config, demand, policy, "cpu"))
         for policy in trained_policies(config.policies.map, config.policies.frozen_roles)

@@ -49,10 +49,8 @@ def counted(config: RunConfig, lengths: Lengths) -> dict[str, Any]:
     most = {role: own.max_new_tokens for role, own in config.role_settings.items()}
     episodes = episodes_of(demand.asked, most, engine)
     out = occupancy(engine, episodes, memory.look_ahead(config, engine.lanes))
-    a_token, weights = (
-        cache_bytes(model, 1, 1),
-        next(iter(memory.sizes_of(config, models, device).values())).weights,
-    )
+    a_token = cache_bytes(model, 1, 1)
+    weights = next(iter(memory.sizes_of(config, models, device).values())).weights
     filled = sum(
         call.new * (len(call.prompt) + call.new / 2) for waves in episodes for wave in waves for call in wave
     )

@@ -150,9 +150,8 @@ class Served:
     def __init__(self, params: Any, config: ModelConfig, prompts: list[list[int]]):
         self.folder, self.prompts, self.round = Path(tempfile.mkdtemp()), prompts, 0
         self.base = str(self.folder / "base")
-        signs = "".join(
-            map(chr, range(0x10000, 0x10000 + config.vocab_size - 4))
-        )  # one for each token, but 4
+        # One sign for each token but 4.
+        signs = "".join(map(chr, range(0x10000, 0x10000 + config.vocab_size - 4)))
         save_hf(self.base, config, params, build_micro_tokenizer((), signs))
         # Dev mode has the route that drops cached prompts. On CPU, vLLM's cache takes nearly all memory by default.
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -169,9 +168,8 @@ class Served:
         self.workers = Workers("vllm", len(prompts))
 
     def __call__(self, lengths: list[int]) -> float:
-        while not self.server.ask("/reset_prefix_cache", {})[
-            "success"
-        ]:  # the last requests still use a part of it
+        # It fails while the last requests still use a part of the cache.
+        while not self.server.ask("/reset_prefix_cache", {})["success"]:
             time.sleep(0.01)
         self.round += 1
         start = time.perf_counter()
