@@ -4,8 +4,8 @@ Claim: the share of the policy's other answers that an answer beats is a reward 
 noisy, or cyclic among wrong answers, under which the scores of a Bradley-Terry model drift; SPPO's squared loss on the
 same shares withstands them, too.
 
-The oracle prefers right answers. `noisy`: each comparison is flipped with probability 0.3, by a hash of the two texts.
-`cyclic`: of two wrong answers, the one whose last digit is 1 more modulo 3 is preferred, so that they have no order.
+The oracle prefers right answers. `noisy`: each of its preferences is flipped with probability 0.3, by a hash of both
+texts. `cyclic`: of two wrong answers, the one whose last digit is 1 more modulo 3 is preferred: they have no order.
 
 `bt`: the reward is the score of a Bradley-Terry model fitted to the comparisons of the group. All of its answers are
 compared with all others, so the scores have the order of the shares, and only their distances differ. A reward model
