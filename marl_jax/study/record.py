@@ -68,6 +68,12 @@ class Run:
         return str(self.config.get("cell") or self.folder.name)
 
     @property
+    def changed(self) -> bool:
+        """Whether a resume changed more than the versions that the run had."""
+        lines = [str(line) for change in self.about.get("changes") or () for line in change]
+        return any(not line.startswith("versions.") for line in lines)
+
+    @property
     def step(self) -> int:
         """The last step with a record."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
@@ -381,4 +387,4 @@ def cast_of(record: Record, seed: Any) -> str:
 def lost_evaluations(run: Run) -> list[int]:
     """Steps whose evaluation the run made and `eval.jsonl` lacks; none if the run was changed at a resume."""
     every = (run.config.get("evaluation") or {}).get("every") or 0
-    return [] if run.about.get("changes") else missing_evaluations(run.evaluations, every, run.step)
+    return [] if run.changed else missing_evaluations(run.evaluations, every, run.step)

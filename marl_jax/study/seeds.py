@@ -91,7 +91,7 @@ class Cell:
     @property
     def changed_words(self) -> list[str]:
         """For its label: whether its runs were resumed with another configuration or other data."""
-        return ["changed at a resume"] if _changed(self.runs[0]) else []
+        return ["changed at a resume"] if self.runs[0].changed else []
 
     @property
     def early_words(self) -> list[str]:
@@ -157,14 +157,8 @@ def uncounted(runs: Mapping[str, Run]) -> list[str]:
 
 def _cell_key(run: Run) -> str:
     """The key of a run's cell: its name, configuration but for `ASIDE`, digests, and whether finished or changed."""
-    same = [run.cell, essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
+    same = [run.cell, essential(run.config), run.about.get("digests"), run.finished, run.changed]
     return json.dumps(same, sort_keys=True)
-
-
-def _changed(run: Run) -> bool:
-    """Whether a resume changed more than the versions that it ran with."""
-    lines = [str(line) for change in run.about.get("changes") or () for line in change]
-    return any(not line.startswith("versions.") for line in lines)
 
 
 def _steps(cell: Cell, same_title: Sequence[Cell]) -> list[str]:

@@ -295,8 +295,12 @@ def test_a_damaged_record_of_evaluations_is_told(tmp_path):
         record.lost_evaluations(read_run(write_run(tmp_path / "whole", lines=lines, evaluations=whole))) == []
     )
     damaged = [whole[0], {"step": every}, whole[3]]  # one without its numbers, one gone
-    run = read_run(write_run(tmp_path / "damaged", lines=lines, evaluations=damaged))
-    assert (
-        f"eval.jsonl is damaged: it lacks the evaluation of step {every}, {2 * every}"
-        in run_sentences.warnings(run)
-    )
+    warning = f"eval.jsonl is damaged: it lacks the evaluation of step {every}, {2 * every}"
+    for changes, lost in (
+        ((), True),
+        ([["versions.jax: 1 becomes 2"]], True),
+        ([["config.steps: 1 becomes 2"]], False),
+    ):
+        about = config() | {"changes": changes}
+        run = read_run(write_run(tmp_path / "damaged", about=about, lines=lines, evaluations=damaged))
+        assert (warning in run_sentences.warnings(run)) == lost
