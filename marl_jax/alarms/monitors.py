@@ -67,7 +67,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """One kind of alarm. Texts may name limits and, in `says`, evidence, in braces; `{who}` is the role or policy."""
+    """One kind of alarm. `when` may name limits in braces, and `text` evidence; `{who}` is the role or policy."""
 
     name: str
     when: str  # the condition as text
@@ -181,8 +181,8 @@ def _nothing_to_learn(history: History, limits: Limits) -> Findings:
         reward = history.last("reward")
         solved = reward and _at_least(mean(reward), limits["solved"])
         zeros = history.last(f"role/{role}/advantage_zero_share")  # a group of one may be worth its reward
-        advantages_differ = zeros and not _at_least(mean(zeros), limits["share"])
-        if not groups or not all(uninformative) or not sum(groups) or solved or advantages_differ:
+        has_advantages = zeros and not _at_least(mean(zeros), limits["share"])
+        if not groups or not all(uninformative) or not sum(groups) or solved or has_advantages:
             continue
         share = sum(map(sum, uninformative)) / sum(groups)
         if _at_least(share, limits["share"]):
@@ -206,7 +206,7 @@ def _paid_for_less(history: History, limits: Limits) -> Findings:
 
 
 def _change(history: History, key: str) -> tuple[float, float] | None:
-    """(the mean of the last values - that of the first, the same in standard errors); None while the two overlap."""
+    """(mean of the last values - mean of the first, the same in standard errors); None in the first steps."""
     first, last = history.first(key), history.last(key)
     if not last or history.step < 2 * WINDOW:
         return None

@@ -86,7 +86,7 @@ def repeated(table: Table, run: int = COPY) -> np.ndarray:
     if len(long):
         hashes, row, place = _windows(table.tokens.take(long), run)
         repeat = np.ones(len(hashes), bool)
-        repeat[np.unique(_salted(hashes, row), return_index=True)[1]] = False  # first ones are no repeats
+        repeat[np.unique(_salted(hashes, row), return_index=True)[1]] = False  # the first of equal runs
         shares[long] = _covered(place[repeat], table.length[long], run)
     return shares
 
@@ -170,7 +170,7 @@ def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
 
 
 def _salted(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """The hashes mixed with `owner`, so that hashes of different owners do not match."""
+    """The hashes mixed with their owners, so that equal runs of different owners do not match."""
     return (hashes ^ (owner.astype(np.uint64) + np.uint64(1)) * _BASE) * _BASE
 
 

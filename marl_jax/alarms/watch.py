@@ -1,7 +1,7 @@
 """The alarms and the steps since which they hold: a pure function of the rows and evaluations so far, fed one by one.
 
 watch = Watch()
-watch.row(line)              the alarms that begin with a line of `metrics.jsonl`; feed lines in order of their steps
+watch.row(line)              the new alarms at a line of `metrics.jsonl`; feed lines in order of their steps
 watch.evaluation(record)     the alarms that begin with a line of `eval.jsonl`
 judge(rows, evaluations)     a watch of a folder, of any version: an alarm whose numbers are missing stays silent
 watch_of(alarms)             a watch of alarms that were judged before, if the rows were not kept

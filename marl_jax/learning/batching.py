@@ -40,7 +40,7 @@ class BatchConfig:
     share_prompts: bool = True  # completions share one copy of their prompt; always so on the compiled road
     # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
     tree_limit: int = 8192
-    # On a CPU, tokens of a pack; the gradient is taken pack by pack. 0: `token_budget`.
+    # On a CPU, tokens of a pack, whose gradient is computed at once; 0: `token_budget`.
     slice_tokens: Whole = 1024
     streams: Count = 2  # micro-batches that are differentiated in parallel on one CPU, see `streams`
 
@@ -93,9 +93,8 @@ class InputSpan(NamedTuple):
 
     row: int  # index into the table
     sequence: int  # index into the micro-batch
-    start: int  # index of the row's first token in the sequence
-    # Index of the last token of a shared prompt; None: the row has a prompt of its own.
-    last: int | None
+    start: int  # index in the sequence of the row's first token: of its prompt, or of its completion if that is shared
+    last: int | None  # index of the last token of a shared prompt; None: the row's tokens include its prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,14 +310,14 @@ def fill(
     inputs: Sequence[InputSpan],  # sequence by sequence
     **layout: Any,  # other fields of `MicroBatch`
 ) -> Batch:
-    """The micro-batch with these rows at these placements."""
+    """The micro-batch with the shared prompts `stems` and the rows at these places of its inputs."""
     size, total, sampled = shape
     # Few widths, so that few programs are compiled. Many short rows behind one prompt have more targets than inputs.
     room = total - layout.get("prefix", 0)
     step = max(1, room // 16)
     sampled = min(max(16, power_of_two(sampled)), room) if sampled <= room else -(-sampled // step) * step
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
-    kept = _kept(rows, [place.row for place in inputs], (size, sampled))
+    kept = _kept(rows, [span.row for span in inputs], (size, sampled))
     advantages = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
     advantages = advantages if rows.weight is None else advantages * rows.weight
     clip_names = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]

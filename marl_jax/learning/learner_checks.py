@@ -35,7 +35,7 @@ def check_learnable(
     calls = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
     named_calls = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in calls]
     follows_map = lambda role, slot, policy: roles.get(f"{role}/{slot}", roles.get(role)) == policy
-    if wrong := [whose for whose in named_calls if not follows_map(*whose)]:
+    if wrong := [call for call in named_calls if not follows_map(*call)]:
         raise ValueError(f"rows of (role, slot, policy) {sorted(wrong)} do not follow the map {roles}")
     if missing := sorted({*rows.present("policy")} - {*policies}):
         raise ValueError(

@@ -38,7 +38,7 @@ class LearnerConfig:
     # Changes to the roles' parts of a gradient.
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
     gradients: Literal["off", "roles", "slots"] = "roles"  # the parts that every gradient is split into
-    layer_norms: bool = False  # also split every role's norm by layer
+    layer_norms: bool = False  # also split every part's norm by layer
     updates: Literal["one", "fixed", "sequences"] = "one"  # how many mini-batches a policy has per epoch
     updates_fixed: Count = 1  # mini-batches per epoch with updates "fixed"
     sequences_per_update: Count = 512  # rows per mini-batch with updates "sequences"

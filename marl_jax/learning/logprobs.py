@@ -60,12 +60,12 @@ def _forward(hidden, head, targets, temperature, kept):  # type: ignore[no-untyp
     weights = head.astype(hidden.dtype)
 
     def step(_, chunk):  # type: ignore[no-untyped-def]
-        h, target, heat, ids = chunk
+        h, target, temp, ids = chunk
         logits = _logits(h, weights, ids)
         # The largest logit is subtracted first: otherwise sums would round away the difference between a nearly
         # certain token and a certain one, and a small temperature would amplify the rounding error of the division.
         top = jnp.max(logits, axis=-1, keepdims=True)
-        z = (logits - top) / heat[..., None]
+        z = (logits - top) / temp[..., None]
         e = jnp.exp(z)
         total = jnp.sum(e, axis=-1, keepdims=True)
         rest = jnp.log(total)
@@ -83,14 +83,14 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
     weights = head.astype(hidden.dtype)
 
     def step(head_grad, chunk):  # type: ignore[no-untyped-def]
-        h, target, heat, ids, ent, (top, rest), d_logp, d_entropy = chunk
-        log_p = (_logits(h, weights, ids) - top) / heat[..., None] - rest
+        h, target, temp, ids, ent, (top, rest), d_logp, d_entropy = chunk
+        log_p = (_logits(h, weights, ids) - top) / temp[..., None] - rest
         p = jnp.exp(log_p)
         # d logp / d z = onehot - p;    d H / d z = -p (log p + H)
         surprise = jnp.where(p > 0, log_p, 0.0) + ent[..., None]
         hit = jax.nn.one_hot(target, head.shape[1], dtype=p.dtype)
         d_z = d_logp[..., None] * (hit - p) - d_entropy[..., None] * p * surprise
-        d_z = (d_z / heat[..., None]).astype(h.dtype)
+        d_z = (d_z / temp[..., None]).astype(h.dtype)
         dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision="highest")
         # One summed axis: with two, XLA on CPU has no such product of bfloat16 into a transposed float32.
         flat = lambda x: x.reshape(-1, x.shape[-1])

@@ -37,7 +37,7 @@ class Qwen3:
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """Hidden states [G, S, H] of a micro-batch."""
         full = self.lora_scale is None
-        # The gradient of an embedding row is summed over its tokens in the dtype of the table, so that stays float32.
+        # The table stays float32, because the gradient of its rows is summed over their tokens in the table's dtype.
         embedding = {"embed": trained["embed"]} if full else {}
         trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | embedding
         params, adapter = (trained, None) if full else (frozen, trained)

@@ -255,7 +255,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
     used = np.flatnonzero(chosen[subset])
     counts = {"chosen": float(len(used)), "left_out": float(len(subset) - len(used))}
     why = f"none of its {len(subset)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
-    if passed_above:  # so `best` left none
+    if passed_above:  # if no row is used, `best` removed the last ones
         why = (
             f"each of its {len(subset)} calls is behind the best of its group: raise learner.preference.best"
         )

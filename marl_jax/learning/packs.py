@@ -36,9 +36,9 @@ class _Group:
     starts: tuple[int, ...] = ()  # offset of each row in the group; empty before rows are placed
 
     def part(self, room: int, tight: bool) -> tuple["_Group", "_Group"]:
-        """(the rows that fit into `room` blocks, placed, all other rows); the longest row that fits is placed next.
+        """(a placed group of rows that fit into `room` blocks, a group of the others); the longest that fits is next.
 
-        `tight`: no row spans more blocks than the longest needs; if every row would, the next block is begun.
+        `tight`: no row spans more blocks than the longest needs (or 2); if every row would, the next block is begun.
         """
         unplaced = sorted(zip((-length for length in self.lengths), self.rows))
         prompt_blocks, end = blocks_of(self.stem), self.stem
@@ -71,14 +71,15 @@ class _Group:
     @functools.cached_property
     def table(self) -> list[list[int]]:
         """The blocks that each block of the group may see, as offsets from the group's first block."""
-        stem = blocks_of(self.stem)
-        first = [*range(self.blocks)]  # the first block that the rows of a block see
+        prompt_blocks = blocks_of(self.stem)
+        first = [*range(self.blocks)]  # for each block, the block in which the first of its rows begins
         for length, start in zip(self.lengths, self.starts):
-            begin = max(stem, start // BLOCK)  # a row that begins in the prompt's last block sees it anyway
+            # A row that begins in the prompt's last block sees it anyway.
+            begin = max(prompt_blocks, start // BLOCK)
             for block in range(begin, blocks_of(start + length)):
                 first[block] = min(first[block], begin)
-        prompt = [*range(stem)]
-        return [[*prompt[: b + 1], *range(max(stem, first[b]), b + 1)] for b in range(self.blocks)]
+        prompt = [*range(prompt_blocks)]
+        return [[*prompt[: b + 1], *range(max(prompt_blocks, first[b]), b + 1)] for b in range(self.blocks)]
 
 
 _Pack = list[_Group]  # placed groups, one after the other
@@ -87,9 +88,9 @@ _Pack = list[_Group]  # placed groups, one after the other
 def make_packs(
     rows: Table, units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1, streams: int = 1
 ) -> list[Batch]:
-    """Like `make_batches`, with sequences that are packs; the last packs of a micro-batch may be empty.
+    """Like `make_batches`, with sequences that are packs; some packs of a micro-batch may be empty.
 
-    A micro-batch has a multiple of `multiple_of` packs. Full packs are spread evenly over devices and `streams`.
+    A micro-batch has a multiple of `multiple_of` packs. Packs with rows are spread evenly over devices and `streams`.
     """
     check_rows(rows, config)
     batches = []
@@ -121,7 +122,7 @@ def table_width(seen: int) -> int:
 
 
 def table_cuts(blocks: int, seen: int) -> list[tuple[int, int]]:
-    """(start, stop) of the pieces of a table: four if blocks may see many blocks, because the numbers then differ."""
+    """(start, stop) of the pieces of a table: four if blocks may see many blocks, because some then see far fewer."""
     cuts = [blocks * k // 4 for k in range(5)] if seen > ALIKE else [0, blocks]
     return [*itertools.pairwise(cuts)]
 
@@ -247,7 +248,7 @@ def _batches(
     # Few widths again. Many short rows behind one prompt have more targets than inputs.
     sampled = max(sampled, step) if sampled <= total else -(-sampled // step) * step
     batches = []
-    for k in reversed(range(count)):  # the fewest packs first: their stream takes what follows
+    for k in reversed(range(count)):  # the fewest packs first: their stream gets the next micro-batches
         stems, inputs = list[tuple[int, int, int]](), list[InputSpan]()
         table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, table_widths))
         for number, (pack, seen_by_block) in enumerate(zip(packs[k::count], tables[k::count])):

@@ -46,7 +46,7 @@ def hidden_states(
             rank = weights["q"]["a"].shape[-1]
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         elif qwen3.unrolled(config, remat) > 1:
-            # Not in a scan over single layers: it compiles only one, and would stack fused weights for the gradient.
+            # A scan over single layers compiles only one layer, and would stack the fused weights for the gradient.
             layer = qwen3.fused(layer)
         q, k, v = map(by_sequence, qwen3.project_qkv(layer, config, x, angles, lora))
         if batch.table is not None:
@@ -139,7 +139,7 @@ permuted.defvjp(_permuted_forward, _permuted_backward)
 def _attend_branches(
     q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch, implementation: str | None
 ) -> jax.Array:
-    """`tree_attention` with all scores of a branch in memory at once; the prompt attends to itself only once."""
+    """`tree_attention` with the scores of all branches in memory at once; the prompt attends to itself only once."""
     prefix, branches = batch.prefix, batch.branches
     stem = lambda x: x[:, :prefix]
     rows = lambda x: _rows(x, prefix, branches)
@@ -167,6 +167,7 @@ def pack_attention(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) 
     fn = functools.partial(_attend_to_table, k, v, segments, positions)
     if len(batch.table) == 1:
         return _in_parts(fn, (q, segments, positions, *batch.table)).reshape(packs, total, *q.shape[3:])
+    # No block sees a later one, so the last that it sees is the block itself.
     order = jnp.concatenate([jnp.max(piece, axis=2) for piece in batch.table], axis=1)
     back = jnp.argsort(order, axis=1)
     sorted_inputs = [permuted(x, order, back) for x in (q, segments, positions)]

@@ -5,7 +5,7 @@
     micro-batches 1, 3, 5, .. -> carry + carry + .. ┘
 
 A CPU runs the programs of one thread one after the other, and a small model leaves cores idle, enough for a second
-thread. Elsewhere there is one stream, dispatched without waiting. The order of micro-batches is fixed, whichever
+thread. Elsewhere there is one stream, dispatched without waiting. The stream of a micro-batch does not depend on which
 stream is ready first, so the sums are always the same.
 """
 

@@ -144,7 +144,7 @@ class Learner:
 
         `bases` are the frozen weights under adapters, `references` the trees of KL anchors and objectives, by policy.
         Rows whose column `trains` is false are in the report, but are not learned from. `check` may raise; it is called
-        before every micro-batch until the first policy and its state are donated.
+        before every micro-batch of the first gradient, while nothing is donated yet.
         """
         check_learnable(rows, policies, states, self.roles)
         is_adapter = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
@@ -172,8 +172,8 @@ class Learner:
             indices = np.flatnonzero(of_policy & trains)
             aim = None
             if self._objective and len(indices):
-                own = np.flatnonzero(of_policy[trains])
-                aim = objectives.aim(self._objective, rows.take(trains), self.config.preference, own)
+                subset = np.flatnonzero(of_policy[trains])
+                aim = objectives.aim(self._objective, rows.take(trains), self.config.preference, subset)
                 indices = indices[aim.rows]
             if not len(indices):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
@@ -207,7 +207,7 @@ class Learner:
         skipped: Mapping[str, int],  # by policy, before the step
         reports: dict[str, dict[str, float]],  # by policy
         described: dict[str, dict[str, Any]],  # by policy, see `gradient_report`
-        missing: Sequence[str] = (),  # warnings of the step
+        warnings: Sequence[str] = (),  # of the step, besides those that follow from the reports
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
         """End a step: (policies, states, report); raises `NonFiniteGradients` if too many gradients were left out."""
         settings = next(iter(self._settings.values()))  # all policies have the same loss
@@ -215,11 +215,11 @@ class Learner:
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         skips = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
         gaps = gap_warnings(role_stats, self.config.gap_tolerance)
-        warnings = (*gaps, *skip_warnings(skips), *loss_warnings(reports, skips), *missing)
+        all_warnings = (*gaps, *skip_warnings(skips), *loss_warnings(reports, skips), *warnings)
         outcome = (
             policies,
             states,
-            Report(reports, role_stats, described, cosines, warnings, evidence.trainer_logp),
+            Report(reports, role_stats, described, cosines, all_warnings, evidence.trainer_logp),
         )
         limit = self.config.max_skips
         for policy, state in states.items():
@@ -263,7 +263,7 @@ class Learner:
         config, state = self.config, states[work.policy]
         rate = self._rate(work.policy, states)
         optimiser, damping = state.optimiser, state.damping
-        done: list[Any] = []  # per mini-batch: (outputs of its micro-batches, outputs of its optimiser step)
+        results: list[Any] = []  # per mini-batch: (outputs by micro-batch, outputs of the optimiser step)
         values: list[objectives.Value] = []
         batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
@@ -284,10 +284,10 @@ class Learner:
                 )
                 if self._streams.threaded:  # the next gradient would have to wait for it
                     jax.block_until_ready(applied)
-            done.append((outputs, applied))
+            results.append((outputs, applied))
             batches_of.append(batches)
-        done = self._read_back(done)
-        finite = [bool(applied["finite"]) for _, applied in done]
+        results = self._read_back(results)
+        finite = [bool(applied["finite"]) for _, applied in results]
         state = state.replace(
             optimiser=optimiser,
             damping=damping,
@@ -296,14 +296,14 @@ class Learner:
             skipped=state.skipped + finite.count(False),
         )
         report = state.counts | policy_report(
-            [([out[0] for out in outputs], applied) for outputs, applied in done], rate
+            [([out[0] for out in outputs], applied) for outputs, applied in results], rate
         )
         report |= objectives.means(values)
         report["padding_share"] = padding_share([*itertools.chain(*batches_of)])
         described = {}
         if config.gradients != "off":
-            described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)
-        self._record_evidence(evidence, work, batches_of, done)
+            described = gradient_report([applied for _, applied in results], work.units, work.unit_roles)
+        self._record_evidence(evidence, work, batches_of, results)
         return tree, state, report, described
 
     def _work(
@@ -408,7 +408,7 @@ class Learner:
     def _gradient(
         self, work: Work, tree: Tree, batches: Sequence[Batch], check: Callable[[], None] | None
     ) -> tuple[Any, list[Any]]:
-        """(the carry of `accumulate`: parts and denominator, its outputs for every micro-batch)."""
+        """(the last carry of `accumulate`, its other outputs for every micro-batch)."""
         settings, part_of = self._settings[work.policy], {unit: k for k, unit in enumerate(work.units)}
         flags = {"anchored": work.ref is not None, "on_policy": work.old is None}
 
@@ -466,18 +466,18 @@ class Learner:
         many_hosts = self.mesh is not None and layout.spans(self.mesh)
         return layout.on_host(outputs) if many_hosts else jax.device_get(outputs)
 
-    def _read_back(self, done: list[Any]) -> list[Any]:
+    def _read_back(self, results: list[Any]) -> list[Any]:
         """The outputs of all updates of a step on the host; losses of a micro-batch are summed over devices."""
-        for outputs, applied in done:  # in the order of dispatch, so that each wait belongs to one part
+        for outputs, applied in results:  # in the order of dispatch, so that each wait belongs to one part
             with self.watch("gradient"):
                 jax.block_until_ready(outputs)
             with self.watch("optimiser"):
                 jax.block_until_ready(applied)
-        done = self._on_host(done)
+        results = self._on_host(results)
         if self._data_mesh is None:
-            return done
+            return results
         summed = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
-        return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in done]
+        return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in results]
 
     # On the host
 
@@ -490,11 +490,11 @@ class Learner:
         roles_with_kl = [
             role for role in roles_of(self.roles, policy) if role in self.config.interventions.kl_coef
         ]
-        is_objective = self._objective in objectives.NEED_REFERENCE
-        if not roles_with_kl and not is_objective:
+        by_objective = self._objective in objectives.NEED_REFERENCE
+        if not roles_with_kl and not by_objective:
             return None
         if references is None or policy not in references:
-            what = f"loss.kind {self._objective!r}" if is_objective else f"kl_coef of {roles_with_kl}"
+            what = f"loss.kind {self._objective!r}" if by_objective else f"kl_coef of {roles_with_kl}"
             raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
         return references[policy]
 

@@ -1,7 +1,7 @@
 """The compiled programs of the update: score rows, add up a role's gradient, take an optimiser step.
 
     score:      micro-batch -> log-probs and entropy of its tokens
-    nothing:    -> the first carry of `accumulate`, (parts, denominator), all 0
+    zero_carry: -> the first carry of `accumulate`, (parts, denominator), all 0
     accumulate: micro-batch -> parts[unit] += d numerator / d weights,  denominator += its own      (donated)
     apply:      parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> weights  (donated)
 
@@ -42,7 +42,7 @@ class Settings:
     chunk: int  # tokens whose logits exist at one time; at least one of each sequence
     sampler_weights: bool  # weight tokens by trainer probability / sampler probability
     mesh: Mesh | None = None  # the sequences of a micro-batch are sharded over its axis "data"
-    together: bool = False  # loops end on all "data" devices at once, because weights are cut over "model"
+    together: bool = False  # loops end on all "data" devices at once: weights are sharded over "model"
     own: Any = None  # the function of a custom loss, whose name is in `loss`
 
     @classmethod
@@ -84,15 +84,15 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def zero_carry(
-    tree: Tree, units: int, laid: tuple[NamedSharding, ...] | None = None, mesh: Mesh | None = None
+    tree: Tree, units: int, shardings: tuple[NamedSharding, ...] | None = None, mesh: Mesh | None = None
 ) -> tuple[Tree, jax.Array]:
-    """The carry of zeros that `accumulate` starts from, one per device along "data"; `laid`: shardings of the parts."""
+    """The carry of zeros that `accumulate` starts from, one per device along "data"; `shardings` are the parts'."""
     leading = () if mesh is None else (mesh.shape["data"],)
     leaves, structure = jax.tree.flatten(tree)
     parts = [jnp.zeros((*leading, units, *leaf.shape), jnp.float32) for leaf in leaves]
     denominator = jnp.zeros(leading, jnp.float32)
-    if laid is not None:
-        parts = list(map(jax.lax.with_sharding_constraint, parts, laid))
+    if shardings is not None:
+        parts = list(map(jax.lax.with_sharding_constraint, parts, shardings))
     if mesh is not None:
         sharding = NamedSharding(mesh, PartitionSpec("data"))
         denominator = jax.lax.with_sharding_constraint(denominator, sharding)
@@ -162,7 +162,7 @@ def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch, togethe
     """Like `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, but without the empty packs at the end.
 
     Pack by pack, because on a CPU the buffers of one pack stay in cache, and mapped memory is reused. `together`: all
-    "data" devices iterate as often as the fullest one, because with cut weights XLA syncs them in every iteration.
+    "data" devices iterate as often as the fullest one: if weights are sharded, XLA syncs them in every iteration.
     """
     packs = _slices(batch, len(batch.tokens))
     pack_at = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)

@@ -39,17 +39,17 @@ def mini_batches_of(
     config: LearnerConfig, policy: str, count: int, step: int, together: np.ndarray | None = None
 ) -> list[np.ndarray]:
     """Row indices of each optimiser step, in order; rows with equal numbers in `together` are in the same step."""
-    parts = {"one": 1, "fixed": config.updates_fixed}.get(
+    number = {"one": 1, "fixed": config.updates_fixed}.get(
         config.updates, -(-count // config.sequences_per_update)
     )
     item_of_row = np.arange(count) if together is None else np.unique(together, return_inverse=True)[1]
     items = count if together is None else int(item_of_row.max(initial=-1)) + 1
-    parts = min(parts, items)
-    if parts == 1:
+    number = min(number, items)
+    if number == 1:
         return [np.arange(count)] * config.epochs
     rng = np.random.default_rng([config.seed, step, zlib.crc32(policy.encode())])
     shuffled = [rng.permutation(items) for _ in range(config.epochs)]
-    mini_batches = [part for order in shuffled for part in np.array_split(order, parts)]
+    mini_batches = [part for order in shuffled for part in np.array_split(order, number)]
     return [np.flatnonzero(np.isin(item_of_row, part)) for part in mini_batches]
 
 
@@ -75,7 +75,7 @@ def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
 def per_role_of(
     config: LearnerConfig, roles: Sequence[str], calls: Array, unit_roles: Sequence[str]
 ) -> PerRole | None:
-    """Inputs of interventions for the roles of a policy; None without interventions. `calls`: see `calls_by_slot`."""
+    """Inputs of interventions for the roles of a policy; None if none needs them. `calls`: see `calls_by_slot`."""
     if not config.interventions.needs_roles:
         return None
     limits = config.interventions.role_clip

@@ -136,11 +136,11 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
     if max_share is None:
         target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
         return jnp.where(mixed_norms > 0, target / jnp.where(mixed_norms > 0, mixed_norms, 1.0), 1.0)
-    # Cutting the k largest norms to one level gives level = max_share * (k * level + rest). The smallest k is taken
-    # for which no other norm is above that level. If the other roles have no mass, the level is at least the smallest
-    # norm, because a further cut would change no share; if there are too few roles for the cap, all get that norm.
+    # Cutting the k largest norms to one level gives level = max_share * (k * level + tail_mass). The smallest k is
+    # taken for which no other norm is above that level. If the other roles have no mass, the level is at least the
+    # smallest norm, because a further cut would change no share; with too few roles for the cap, all get that norm.
     ordered = jnp.sort(mixed_norms)[::-1]
-    tail_mass = jnp.cumsum(ordered[::-1])[::-1] + rest_mass  # of the k-th norm, all below it, and other roles
+    tail_mass = jnp.cumsum(ordered[::-1])[::-1] + rest_mass  # without the k largest; k from 0
     room = 1 - jnp.arange(norms.size) * max_share
     levels = jnp.where(room > 1e-6, max_share * tail_mass / jnp.maximum(room, 1e-6), 0.0)
     fits = levels >= ordered * (1 - 1e-6)
@@ -150,7 +150,7 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
 
 
 def project_conflicts(gram: Array) -> jax.Array:
-    """PCGrad: [R, R] mixing that removes from each part its component against each of the others, in order."""
+    """PCGrad: [R, R] mixing that removes from each part its component against each other part, in order."""
     size = gram.shape[0]
     rows = []
     for i in range(size):

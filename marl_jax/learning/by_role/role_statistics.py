@@ -88,7 +88,7 @@ def role_statistics(
     flags = clip_flags(loss.kind, ratio, by_token(advantages), low, high, loss.dual_clip)
     stats = {
         "tokens": float(len(new)),
-        "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
+        "perplexity": np.exp(min(-new.mean(), 700.0)),  # a larger power may overflow float64
         "entropy": entropy.mean(),
         "ratio_mean": ratio.mean(),
         "approx_kl": np.mean(kl_estimate(old, new, xp=np)),
@@ -108,8 +108,8 @@ def role_statistics(
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
         }
-    known = [(evidence.trainer_logp[i], values) for i, values in zip(trained, sampler)]
-    gaps = [trainer - values for trainer, values in known if trainer is not None]
+    pairs = [(evidence.trainer_logp[i], values) for i, values in zip(trained, sampler)]
+    gaps = [trainer - values for trainer, values in pairs if trainer is not None]
     if gaps:
         signed = np.concatenate(gaps)  # trainer - sampler
         gap = np.abs(signed)

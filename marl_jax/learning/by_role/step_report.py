@@ -42,6 +42,7 @@ def policy_report(
     updates: Sequence[tuple[Sequence[Loss], Mapping[str, Any]]], rate: float
 ) -> dict[str, float]:
     """Loss and metrics over all micro-batches, mean norms over updates; only finite updates count, if there are any.
+
     An update is (the losses of its micro-batches, the outputs of its optimiser step).
     """
     used = [update for update in updates if update[1]["finite"]] or updates
@@ -66,10 +67,12 @@ def gradient_report(
     member = gradients.role_matrix(unit_roles, roles)
     described = gradients.describe(member @ gram @ member.T, roles)
     if list(units) != roles:
-        slots_of = {role: [k for k, of in enumerate(unit_roles) if of == role] for role in roles}
+        slots_of = {
+            role: [k for k, unit_role in enumerate(unit_roles) if unit_role == role] for role in roles
+        }
         described["slots"] = {
-            role: gradients.describe(gram[np.ix_(k, k)], [str(units[i][1]) for i in k])
-            for role, k in slots_of.items()
+            role: gradients.describe(gram[np.ix_(slots, slots)], [str(units[k][1]) for k in slots])
+            for role, slots in slots_of.items()
         }
     names = [_name(unit) for unit in units]
     weights = np.mean([d["weight"] for d in updates], axis=0).tolist()
@@ -99,7 +102,7 @@ def role_reports(
 
 
 def gap_warnings(roles: Mapping[str, Mapping[str, float]], tolerance: float) -> tuple[str, ...]:
-    """One line for every role whose sampler and trainer disagree by more than float error."""
+    """One line for every role whose sampler and trainer log-probs differ by more than `tolerance`."""
     return tuple(
         f"role {role!r}: sampler and trainer log-probs are up to {stats['gap_max']:.2g} apart "
         f"(tolerance {tolerance:g})"

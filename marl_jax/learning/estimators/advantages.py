@@ -119,7 +119,7 @@ def _check_scale(std: str, eps: float | jax.Array) -> None:
 
 
 def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
-    """(the array module: jax.numpy if anything is traced, float rewards [B], integer groups [B] ...)."""
+    """(array module, float rewards [B], integer groups [B], ...); the module is jax.numpy if anything is traced."""
     traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, eps, *groups))
     xp = jnp if traced else np
     if isinstance(rewards, jax.core.Tracer):

@@ -110,12 +110,12 @@ def as_rewards(rewards: Any) -> np.ndarray:
 
 
 def precision(dtype: Any) -> Any:
-    """The dtype that numbers of `dtype` have on the device: float32, or float64 if JAX has it enabled."""
+    """The dtype that numbers of `dtype` have on the device: float32, or for float64 also that if JAX has it enabled."""
     return jax.dtypes.canonicalize_dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.ndarray:
-    """Bool[B]: the rewards of the row's group differ, so that it moves the policy at all; -1 means no group."""
+    """Bool[B]: the rewards of the row's group differ, so that the group moves the policy; -1 means no group."""
     keys, values = keys_of(groups), as_rewards(rewards)
     ids = dense(keys)
     low, high = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)
@@ -137,9 +137,9 @@ def count_groups(
     counts = {}
     for role in dict.fromkeys(np.asarray(roles)[grouped].tolist()):
         rows = np.flatnonzero(grouped & (np.asarray(roles) == role))
-        own, first = np.unique(ids[rows], return_index=True)
-        single = sizes[own] == 1
-        counts[role] = GroupCounts(len(own), int(single.sum()), int((flat[rows[first]] & ~single).sum()))
+        role_ids, first = np.unique(ids[rows], return_index=True)
+        single = sizes[role_ids] == 1
+        counts[role] = GroupCounts(len(role_ids), int(single.sum()), int((flat[rows[first]] & ~single).sum()))
     return counts
 
 
