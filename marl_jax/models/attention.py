@@ -62,11 +62,11 @@ def causal_mask(
     """
     stop = length if stop is None else stop
     mask = (jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :])[None]
-    return mask if segment_ids is None else mask & _together(segment_ids, stem, start, stop)
+    return mask if segment_ids is None else mask & _segment_mask(segment_ids, stem, start, stop)
 
 
-def _together(segment_ids: jax.Array, stem: int, start: int, stop: int) -> jax.Array:
-    """The pairs that segments allow, before causality: [B, stop - start, stop]."""
+def _segment_mask(segment_ids: jax.Array, stem: int, start: int, stop: int) -> jax.Array:
+    """The pairs of query and key that segments allow, before causality: [B, stop - start, stop]."""
     keys = segment_ids[:, None, :stop]
     same = segment_ids[:, start:stop, None] == keys
     return same | ((jnp.arange(stop) < stem) & (keys != 0)) if stem else same
@@ -94,7 +94,7 @@ def self_attention(
             return _blocks(q, k, v, segment_ids, stem)
         case "cudnn":
             # The kernel skips later positions by itself. Segments become a [T,T] bias, which costs time.
-            mask = None if segment_ids is None else _together(segment_ids, stem, 0, length)[:, None]
+            mask = None if segment_ids is None else _segment_mask(segment_ids, stem, 0, length)[:, None]
             return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
         case "splash":
             if stem:

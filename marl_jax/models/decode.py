@@ -117,21 +117,21 @@ def extend_rungs(
     masks = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, columns)]  # [R,C,T]
     x = qwen3.embed(params, tokens)
     angles = qwen3.rotation(config, positions)
-    written: list[list[tuple[jax.Array, jax.Array]]] = [[] for _ in rungs]
+    new_layers: list[list[tuple[jax.Array, jax.Array]]] = [[] for _ in rungs]
     for i, layer in enumerate(layers):
         q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
         outs = []
         for rung, cache in enumerate(rungs):
             new = part(k, rung), part(v, rung)
             keys, values = _write(cache.keys[i], cache.values[i], *new, columns[rung])
-            written[rung].append((keys, values))
+            new_layers[rung].append((keys, values))
             outs.append(_attend(part(q, rung), keys, values, masks[rung]))
         if ends[-1] < len(q):
             outs.append(jnp.zeros_like(q[ends[-1] :]))
         x = x + qwen3.project_out(layer, outs[0] if len(outs) == 1 else jnp.concatenate(outs), lora[i])
         x = x + qwen3.mlp(layer, config, x, lora[i])
     hidden = qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    return hidden, tuple(Cache(*(tuple(arrays) for arrays in zip(*layers_of))) for layers_of in written)
+    return hidden, tuple(Cache(*(tuple(arrays) for arrays in zip(*pairs))) for pairs in new_layers)
 
 
 def _layer(stacked: Tree, index: int) -> Tree:
@@ -148,15 +148,15 @@ def _write(
 
 def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
     """q [R,C,N,D], keys [R,K,D,T], values [R,K,T,D], mask [R,C,T] -> [R,C,N,D]; softmax in float32."""
-    rows, new, heads, dim = q.shape
+    rows, count, heads, dim = q.shape
     kv, group = keys.shape[1], heads // keys.shape[1]
     # The queries of a KV head are the rows of one small matrix: on a CPU faster than a product with five dimensions.
-    queries = q.reshape(rows, new, kv, group, dim).swapaxes(1, 2).reshape(rows, kv, new * group, dim)
+    queries = q.reshape(rows, count, kv, group, dim).swapaxes(1, 2).reshape(rows, kv, count * group, dim)
     scores = jnp.einsum("rkqd,rkdt->rkqt", queries, keys, preferred_element_type=jnp.float32)
     mask = jnp.repeat(mask, group, axis=1)[:, None]
     weights = jax.nn.softmax(jnp.where(mask, scores * dim**-0.5, -jnp.inf), axis=-1).astype(values.dtype)
     out = jnp.einsum("rkqt,rktd->rkqd", weights, values)
-    return out.reshape(rows, kv, new, group, dim).swapaxes(1, 2).reshape(q.shape)
+    return out.reshape(rows, kv, count, group, dim).swapaxes(1, 2).reshape(q.shape)
 
 
 def _partition(mesh: Mesh, rows: int, kv_heads: int) -> PartitionSpec:

@@ -131,8 +131,8 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
 def _replace(directory: Path, fresh: Path) -> None:
     """Move the files of `fresh` into `directory`; remove the weights and the tokenizer of the model it replaces."""
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()} - {Path(CONFIG)}
-    # Shards of two models may have the same names. A directory without config.json does not load, so the old one is
-    # removed first and the new one is moved last: a mixture of two models never loads.
+    # Shards of two models may have the same names. A directory without config.json does not load, so the old config
+    # is removed first and the new one is moved last: a mixture of two models never loads.
     (directory / CONFIG).unlink(missing_ok=True)
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -160,23 +160,23 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ValueError(f"{index} has no weight_map from weights to files")
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for file in sorted(set(weight_map.values())):
         if Path(file).name != file:
             raise ValueError(f"{index} points to {file!r}; a shard is a file beside it")
         if not (directory / file).exists():
             raise FileNotFoundError(f"{directory / file} is missing, though {INDEX} names it")
         for name, tensor in tensors(directory / file).items():
-            if name in found:
-                raise ValueError(f"{name} is in both {found[name].path} and {tensor.path}")
-            found[name] = tensor
-    for name, tensor in found.items():
+            if name in by_name:
+                raise ValueError(f"{name} is in both {by_name[name].path} and {tensor.path}")
+            by_name[name] = tensor
+    for name, tensor in by_name.items():
         if weight_map.get(name) != tensor.path.name:
             raise ValueError(f"{tensor.path} holds {name}, which {INDEX} does not place there")
     for name, file in weight_map.items():
-        if name not in found:
+        if name not in by_name:
             raise ValueError(f"{directory / file} lacks {name}, though {INDEX} places it there")
-    return found
+    return by_name
 
 
 def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> None:
@@ -184,11 +184,11 @@ def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> 
     expected = {name: weight.published_shape for weight in weights for name in weight.published_names}
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ValueError(f"{directory} lacks the weight {_some(missing)}")
+        raise ValueError(f"{directory} lacks the weight {_list(missing)}")
     has_tied_head = config.tie_word_embeddings and _TIED_HEAD in tensors
     extra = [name for name in tensors if name not in expected and not (has_tied_head and name == _TIED_HEAD)]
     if extra:
-        raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_some(extra)}")
+        raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_list(extra)}")
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             actual = list(tensors[name].shape)
@@ -233,14 +233,14 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_params(config: ModelConfig, params: Tree) -> None:
-    stated = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(abstract(config))}
-    given = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-    if stated.keys() != given.keys():
+    specs = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(abstract(config))}
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    if specs.keys() != leaves.keys():
         raise ValueError(
-            f"the parameters and the config disagree on {_some(sorted(stated.keys() ^ given.keys()))}"
+            f"the parameters and the config disagree on {_list(sorted(specs.keys() ^ leaves.keys()))}"
         )
-    for name, spec in stated.items():
-        leaf = given[name]
+    for name, spec in specs.items():
+        leaf = leaves[name]
         if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
             raise ValueError(
                 f"{name} is {leaf.dtype}{list(leaf.shape)}; the config says {spec.dtype}{list(spec.shape)}"
@@ -292,5 +292,5 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _some(names: list[str]) -> str:
+def _list(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -62,7 +62,7 @@ def _fresh(key: jax.Array, config: ModelConfig, rank: int, num_adapters: int) ->
     noise = jnp.split(jax.random.normal(key, offsets[-1:], jnp.float32), offsets[:-1])
     adapters = {}
     for values, (name, (a, b)) in zip(noise, shapes.items()):
-        scale = (3 * math.prod(a[2:-1])) ** -0.5  # the spread that PEFT starts with
+        scale = (3 * math.prod(a[2:-1])) ** -0.5  # PEFT's initial standard deviation
         adapters[name] = {
             "a": (scale * values.reshape(a)).astype(config.dtype),
             "b": jnp.zeros(b, config.dtype),

@@ -31,7 +31,7 @@ _random = jax.jit(weight_table.random, static_argnums=1)
 
 
 def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
-    """Saves the outputs of matrix products and of cuDNN's attention kernel."""
+    """Whether a value is saved: the outputs of products without batch axes, and of cuDNN's attention kernel, are."""
     if "dot_product_attention_fwd" in primitive.name:
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
@@ -143,7 +143,7 @@ def unrolled(config: ModelConfig, remat: str) -> int:
 
     Unrolled layers take longer to compile, but need not copy values for the backward pass into a stack and out
     again. With deterministic GPU kernels, a 16-bit model scans one layer at a time: XLA fails on two equal calls of
-    cuDNN's backward attention in one program, because it looks one graph up under another key (openxla/xla#46500).
+    cuDNN's backward attention in one program, because it looks up the graph of one by another key (openxla/xla#46500).
     """
     match jax.default_backend():
         case "gpu":
