@@ -222,7 +222,7 @@ def project_qkv(
     eps = config.rms_norm_eps
     x = rms_norm(x, layer["attn_norm"], eps)
     if "qkv" in layer:
-        assert lora is None, "an adapter is of the products apart"
+        assert lora is None, "fused weights take no adapter"
         y, heads = jnp.einsum("...h,hnd->...nd", x, layer["qkv"]), len(layer["qk_norm"])
         qk = rope(rms_norm(y[..., :heads, :], layer["qk_norm"], eps), rotation)
         q, k = jnp.split(qk, [config.num_attention_heads], axis=-2)
@@ -241,7 +241,7 @@ def mlp(layer: Tree, config: ModelConfig, x: jax.Array, lora: LayerLora | None =
     """x [B,...,H] -> the output of the gated MLP, added to the residual stream, [B,...,H]."""
     x = rms_norm(x, layer["mlp_norm"], config.rms_norm_eps)
     if "gate_up" in layer:
-        assert lora is None, "an adapter is of the products apart"
+        assert lora is None, "fused weights take no adapter"
         gate, up = jnp.split(jnp.einsum("...h,hf->...f", x, layer["gate_up"]), 2, axis=-1)
     else:
         gate, up = _linear("gate", layer, x, lora), _linear("up", layer, x, lora)
