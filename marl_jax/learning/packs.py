@@ -253,9 +253,8 @@ def _batches(
         table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, table_widths))
         for number, (pack, seen_by_block) in enumerate(zip(packs[k::count], tables[k::count])):
             g, at = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
-            for piece, (a, b) in zip(table, cuts):
-                for entry, blocks_seen in zip(piece[g], seen_by_block[a:b]):
-                    entry[: len(blocks_seen)] = blocks_seen
+            for entry, blocks_seen in zip(itertools.chain(*(piece[g] for piece in table)), seen_by_block):
+                entry[: len(blocks_seen)] = blocks_seen
             for group in pack:
                 last = at + group.stem - 1 if group.stem else None
                 stems += [(group.rows[0], g, at)] * (last is not None)
