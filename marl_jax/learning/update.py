@@ -121,10 +121,11 @@ class Learner:
                     f"policy {name!r} is {', '.join(narrow)}; train float32 weights, which the network computes with "
                     "in its own dtype"
                 )
+        damped = lambda policy: any(map(self.config.interventions.damps, roles_of(self.roles, policy)))
         return {
             name: LearnerState(
                 _with_replicated_scalars(tree, transformation(self.config.optimiser).init(tree)),
-                jax.tree.map(jnp.zeros_like, tree) if self._damped(name) else None,
+                jax.tree.map(jnp.zeros_like, tree) if damped(name) else None,
             )
             for name, tree in policies.items()
         }
@@ -432,9 +433,6 @@ class Learner:
                 program=lambda batch: (work.policy, len(part_of), *flags.values(), batch.shapes),
                 check=check,
             )
-
-    def _damped(self, policy: str) -> bool:
-        return any(map(self.config.interventions.damps, roles_of(self.roles, policy)))
 
     def _batches(self, rows: Table) -> list[Batch]:
         units = [
