@@ -238,6 +238,11 @@ class Learner:
         policy = next(iter(self._settings)) if policy is None else policy
         return self._scores(policy, tree, frozen, self._batches(rows), len(rows))
 
+    def learns(self, rows: Table, step: int) -> np.ndarray:
+        """Bool[N]: the rows that a policy learns from in this step; steps count from 0."""
+        role_trains = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
+        return role_trains[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
+
     def _scores(
         self, policy: str, tree: Tree, frozen: Tree | None, batches: list[Batch], rows: int
     ) -> list[np.ndarray]:
@@ -388,11 +393,12 @@ class Learner:
         return value
 
     def _record_evidence(
-        self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]
+        self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], results: Sequence[Any]
     ) -> None:
         """Record log-probs and entropy of every row as the last update of its policy computed them."""
         indices, sampled = work.row_indices, work.aim is None
-        for update, (members, batches, (outputs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
+        by_update = zip(work.mini_batches, batches_of, results)
+        for update, (members, batches, (outputs, _)) in enumerate(by_update):
             logp, entropy = (by_row(len(members), batches, [out[k] for out in outputs]) for k in (1, 2))
             evidence.write("logp", indices[members], logp)
             evidence.write("entropy", indices[members], entropy)
@@ -476,13 +482,6 @@ class Learner:
             return results
         summed = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
         return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in results]
-
-    # On the host
-
-    def learns(self, rows: Table, step: int) -> np.ndarray:
-        """Bool[N]: the rows that a policy learns from in this step; steps count from 0."""
-        role_trains = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
-        return role_trains[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
         roles_with_kl = [

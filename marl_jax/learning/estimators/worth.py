@@ -108,6 +108,12 @@ def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, i
     return group_advantages(rewards, ids, **how, std=config.std, eps=config.eps)
 
 
+def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
+    """Int[N]: which calls are compared with each other."""
+    key = key_of(config, presets)
+    return group_ids(key, **{field: _field(table, field) for field in key})
+
+
 def _own_columns(table: Table, name: str) -> Table:
     """The table with the columns that a user's function returns."""
     returned = call_user_function(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
@@ -124,12 +130,6 @@ def _own_columns(table: Table, name: str) -> Table:
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
             raise OwnError(f"{message}, each with {len(table)} numbers from 0 on; '{column}' has others")
     return table.replace(**columns)
-
-
-def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
-    """Int[N]: which calls are compared with each other."""
-    key = key_of(config, presets)
-    return group_ids(key, **{field: _field(table, field) for field in key})
 
 
 def _field(table: Table, field: str) -> list[Any]:
