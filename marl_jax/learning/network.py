@@ -36,11 +36,11 @@ class Qwen3:
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """Hidden states [G, S, H] of a micro-batch."""
-        full = self.lora_scale is None
+        trains_all = self.lora_scale is None
         # The table stays float32, because the gradient of its rows is summed over their tokens in the table's dtype.
-        embedding = {"embed": trained["embed"]} if full else {}
+        embedding = {"embed": trained["embed"]} if trains_all else {}
         trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | embedding
-        params, adapter = (trained, None) if full else (frozen, trained)
+        params, adapter = (trained, None) if trains_all else (frozen, trained)
         return prefix.hidden_states(
             params,
             self.config,

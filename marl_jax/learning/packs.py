@@ -35,7 +35,7 @@ class _Group:
     lengths: tuple[int, ...]  # tokens that each row adds to the prompt
     starts: tuple[int, ...] = ()  # offset of each row in the group; empty before rows are placed
 
-    def part(self, room: int, tight: bool) -> tuple["_Group", "_Group"]:
+    def split(self, room: int, tight: bool) -> tuple["_Group", "_Group"]:
         """(a placed group of rows that fit into `room` blocks, a group of the others); the longest that fits is next.
 
         `tight`: no row spans more blocks than the longest needs (or 2); if every row would, the next block is begun.
@@ -99,7 +99,7 @@ def make_packs(
         for group in _groups(rows, [i for i, u in enumerate(units) if u == unit], config):
             by_seen.setdefault(_octave(group.seen), []).append(group)
         for groups in by_seen.values():
-            packs_by_size = _sized(groups, config)
+            packs_by_size = _packs_by_size(groups, config)
             widest = max(_widest(packs) for _, packs in packs_by_size)
             for blocks, packs in packs_by_size:
                 width = max(1, config.token_budget // (blocks * BLOCK) // multiple_of) * multiple_of
@@ -147,33 +147,33 @@ def _groups(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_G
     groups, by_octave = list[_Group](), dict[int, list[int]]()
     for members in by_prompt.values():
         if len(members) > 1:
-            groups.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
+            groups.append(_group(members, fed, int(rows.prompt.lengths[members[0]])))
         else:
             by_octave.setdefault(_octave(blocks_of(int(full_lengths[members[0]])) + 1), []).extend(members)
-    return groups + [_sorted(members, full_lengths, 0) for members in by_octave.values()]
+    return groups + [_group(members, full_lengths, 0) for members in by_octave.values()]
 
 
 def _octave(seen: int) -> int:
     return max(ALIKE, power_of_two(seen))
 
 
-def _sorted(rows: Sequence[int], lengths: np.ndarray, stem: int) -> _Group:
+def _group(rows: Sequence[int], lengths: np.ndarray, stem: int) -> _Group:
     rows = sorted(rows, key=lambda i: -lengths[i])
     return _Group(stem, tuple(rows), tuple(lengths[rows].tolist()))
 
 
-def _sized(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, list[_Pack]]]:
+def _packs_by_size(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, list[_Pack]]]:
     """(blocks, packs of that size): the common size, or a longer one if that saves much; quarters for the last pack."""
     largest = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
     blocks, limit = common_blocks(largest, config), config.token_budget // BLOCK
-    attempts = [(_packed(groups, blocks, tight), tight) for tight in (True, False)]
+    attempts = [(_fill_packs(groups, blocks, tight), tight) for tight in (True, False)]
     packs, tight = min(attempts, key=lambda attempt: len(attempt[0]) * (APART + _widest(attempt[0])))
     quarter, cost = blocks // 4, (1 - SAVING) * len(packs) * blocks
     for longer in (blocks * eighths // 8 for eighths in ODD if len(packs) >= MANY):
-        longer_packs = _packed(groups, longer, tight) if longer <= limit else packs
+        longer_packs = _fill_packs(groups, longer, tight) if longer <= limit else packs
         if len(longer_packs) * longer < cost:
             blocks, packs, cost = longer, longer_packs, len(longer_packs) * longer
-    last_packs = _packed(packs[-1], quarter, tight) if quarter >= largest else []
+    last_packs = _fill_packs(packs[-1], quarter, tight) if quarter >= largest else []
     if not 0 < len(last_packs) * quarter < blocks:
         return [(blocks, packs)]
     return [(blocks, packs[:-1])] * (len(packs) > 1) + [(quarter, last_packs)]
@@ -184,21 +184,21 @@ def _widest(packs: Sequence[_Pack]) -> int:
     return max(len(seen) for pack in packs for group in pack for seen in group.table)
 
 
-def _packed(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
+def _fill_packs(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
     """Packs of `room` blocks: the largest group, the groups that fill the pack best, then a part of the next one."""
 
     def with_size(group: _Group) -> tuple[int, _Group]:
-        placed, rest = group.part(room, tight)
+        placed, rest = group.split(room, tight)
         return (room + 1, group) if rest.rows else (placed.blocks, placed)
 
     pending = sorted(map(with_size, groups), key=lambda entry: -entry[0])
     packs = []
     while pending:
-        chosen = _best([size for size, _ in pending], room)
+        chosen = _best_fill([size for size, _ in pending], room)
         pack, free = [pending[i][1] for i in chosen], room - sum(pending[i][0] for i in chosen)
         pending = [entry for i, entry in enumerate(pending) if i not in chosen]
         if pending and (not pack or free * BLOCK >= 2 * pending[0][1].stem):  # its prompt is computed twice
-            placed, rest = pending[0][1].part(free, tight)
+            placed, rest = pending[0][1].split(free, tight)
             if placed.rows:
                 pack.append(placed)
                 pending[:1] = [with_size(rest)] if rest.rows else []
@@ -207,7 +207,7 @@ def _packed(groups: Sequence[_Group], room: int, tight: bool) -> list[_Pack]:
     return packs
 
 
-def _best(sizes: Sequence[int], room: int) -> set[int]:
+def _best_fill(sizes: Sequence[int], room: int) -> set[int]:
     """Indices of the sizes (given in descending order) that fill the room best, with the largest that fits."""
     first = bisect.bisect_left(sizes, -room, key=lambda size: -size)
     if first == len(sizes):
