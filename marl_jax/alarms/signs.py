@@ -69,10 +69,10 @@ def copied(table: Table, run: int = COPY) -> np.ndarray:
     batch, order = np.cumsum(size) // AT_ONCE, np.argsort(prompt_of, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(batch[prompt_of[order]])) + 1):
         used, which = np.unique(prompt_of[rows], return_inverse=True)
-        known, owner, _ = _windows(prompts.take(first[used]), run)
+        prompt_hashes, owner, _ = _windows(prompts.take(first[used]), run)
         hashes, row, place = _windows(tokens.take(rows), run)
-        found = _among(_salted(hashes, which[row]), _salted(known, owner))
-        shares[long[rows]] = _covered(place[found], tokens.lengths[rows], run)
+        is_copy = _among(_salted(hashes, which[row]), _salted(prompt_hashes, owner))
+        shares[long[rows]] = _covered(place[is_copy], tokens.lengths[rows], run)
     return shares
 
 

@@ -57,7 +57,7 @@ class InterventionConfig:
 
     # How the roles' parts of a gradient are weighted.
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
-    # {role: weight of the KL to its policy's initial weights}; 0 measures the KL without a loss. The study's I1.
+    # {role: weight of the KL to the reference of its policy}; 0 measures the KL without a loss. The study's I1.
     kl_coef: Mapping[str, Coefficient] = dataclasses.field(default_factory=dict)
     role_clip: Mapping[str, Positive] = dataclasses.field(default_factory=dict)  # {role: largest norm}
     freeze: tuple[str, ...] = ()  # roles whose calls do not train
