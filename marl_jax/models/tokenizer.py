@@ -26,27 +26,9 @@ CLASSES = {
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
 # Words of the micro models' conversations that are one token; everything else is spelled in characters.
 WORDS = (
-    "system",
-    "user",
-    "assistant",
-    "\\boxed",
-    "Correct",
-    "Incorrect",
-    "STRATEGY",
-    "candidate",
-    "Candidate",
-    "answer",
-    "Answer",
-    "question",
-    "solution",
-    "```",
-    "python",
-    "def ",
-    "return ",
-    "print",
-    "input",
-    "for ",
-    "    ",
+    *("system", "user", "assistant", "\\boxed", "Correct", "Incorrect", "STRATEGY", "candidate", "Candidate"),
+    *("answer", "Answer", "question", "solution", "```", "python", "def ", "return ", "print", "input"),
+    *("for ", "    "),
 )
 # Ids (or a tenth of all, if that is more) that a model may have beyond its tokenizer's, as padding to a round number.
 SPARE = 256
