@@ -216,19 +216,9 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
     values = np.asarray(column, np.float64)
     weight = np.ones(len(rows)) if rows.weight is None else np.asarray(rows.weight, np.float64)
-    groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     if kind == "dpo":
-        prompts, weight = same_prompt(rows.take(subset)), weight[subset]
-        pairs, without = contrasts(values[subset], prompts, config.pairs, config.gap)
-        used, positions = np.unique(pairs, return_inverse=True)
-        counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
-        why = (
-            f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
-            "raise rollout.samples, or lower learner.preference.gap"
-        )
-        return Aim(
-            kind, config.beta, used, weight[used], counts, None, positions.reshape(-1, 2), prompts[used], why
-        )
+        return _aim_of_pairs(rows.take(subset), values[subset], weight[subset], config)
+    groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     chosen = (weight > 0) & ~np.isnan(values)
     usable, passed_above = bool(chosen[subset].any()), False
     target: np.ndarray | None = None
@@ -266,6 +256,21 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         )
     target = None if target is None else target[subset[used]]
     return Aim(kind, config.beta, used, weight[subset[used]], counts, target, missing=why)
+
+
+def _aim_of_pairs(rows: Table, values: np.ndarray, weight: np.ndarray, config: PreferenceConfig) -> Aim:
+    """The pairs of these rows that dpo learns from."""
+    prompts = same_prompt(rows)
+    pairs, without = contrasts(values, prompts, config.pairs, config.gap)
+    used, positions = np.unique(pairs, return_inverse=True)
+    counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
+    why = (
+        f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
+        "raise rollout.samples, or lower learner.preference.gap"
+    )
+    return Aim(
+        "dpo", config.beta, used, weight[used], counts, None, positions.reshape(-1, 2), prompts[used], why
+    )
 
 
 def means(values: Sequence[Value]) -> dict[str, float]:
