@@ -93,7 +93,7 @@ class InputSpan(NamedTuple):
 
     row: int  # index into the table
     sequence: int  # index into the micro-batch
-    start: int  # index in the sequence of the row's first token: of its prompt, or of its completion if that is shared
+    start: int  # index in the sequence of the row's first token, without a shared prompt
     last: int | None  # index of the last token of a shared prompt; None: the row's tokens include its prompt
 
 
