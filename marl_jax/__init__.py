@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["BEGAN", "__version__", "late"]
 
 __version__ = "0.1.0"
-BEGAN = time.time()  # start of the process, before any other module is loaded
+BEGAN = time.time()  # when this process began to load the library, before any other module of it
 
 
 def late(room: str, names: "Mapping[str, Iterable[str]]") -> "Callable[[str], Any]":
-    """The `__getattr__` of the package `room`: it loads each name from its module on first use. {module: its names}."""
-    module_of = {name: module for module, names_in in names.items() for name in names_in}
+    """The `__getattr__` of the package `room`, which loads a name on first use; `names` is {module: its names}."""
+    module_of = {name: module for module, members in names.items() for name in members}
 
     def find(name: str) -> "Any":
         if name not in module_of:

@@ -252,9 +252,9 @@ def _convert(option: Any, value: Any) -> Any:
     if origin is Literal and any(value == choice and kind is type(choice) for choice in args):
         return value
     if origin is tuple and isinstance(value, list | tuple):
-        each = args[:1] * len(value) if args[-1] is Ellipsis else args
-        if len(each) == len(value):
-            return tuple(map(_cast, each, value))
+        item_types = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(item_types) == len(value):
+            return tuple(map(_cast, item_types, value))
     if _is_mapping(option) and isinstance(value, Mapping):
         return {_cast(args[0], key): _entry(args[1], key, entry) for key, entry in value.items()}
     if _is_tree(option) and isinstance(value, option):
@@ -293,7 +293,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse(option: Any, text: Text) -> Any:
-    """A string parsed as the annotated type; the string itself if it cannot be parsed."""
+    """A string parsed as the annotated type, else the string itself; broken JSON raises `Misbuilt`."""
     word, origin = text.lower(), typing.get_origin(option)
     if option is bool:
         return _BOOLS.get(word, str(text))

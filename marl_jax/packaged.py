@@ -14,7 +14,7 @@ PACKAGED_FOLDERS = tuple(f"_{name}" for name in IN_A_CLONE)
 
 
 def packaged(name: str) -> Path:
-    """The path of that folder, in a wheel or in a clone."""
+    """The path of a packaged folder (a key of IN_A_CLONE), in a wheel or in a clone."""
     inside = HOME / f"_{name}"
     return inside if inside.is_dir() else HOME.parent / IN_A_CLONE[name]
 

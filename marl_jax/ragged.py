@@ -128,7 +128,7 @@ def kept_sets(rows: Sequence[Any]) -> Ragged | None:
     lengths = ints(map(len, tokens))
     flat = np.full((len(tokens), lengths.max(initial=0)), -1, np.int32)
     flat[np.arange(flat.shape[1]) < lengths[:, None]] = ints(itertools.chain.from_iterable(tokens))
-    # Some sets come with padding, not always at the end: move the ids to the front.
+    # Sets may come with padding, at any place: move the ids to the front.
     flat = np.take_along_axis(flat, np.argsort(flat < 0, axis=1, kind="stable"), axis=1)
     flat = padded([()] * len(flat)) if not flat.size else flat[:, : max(1, (flat >= 0).sum(axis=1).max())]
     return Ragged(flat, np.cumsum(counts) - counts, counts)

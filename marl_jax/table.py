@@ -64,13 +64,15 @@ class Table:
     kind: Any  # Int[N], kind of its role, index into KINDS
     readable: Any  # Bool[N], an answer could be read from the completion
     choice: Any  # Int[N]: a judge's verdict (1 Correct, 0 Incorrect), a picker's number from 1; else -1
-    sound: Any  # Bool[N], its episode, or at least one path through it, ended without an error
+    sound: Any  # Bool[N], its episode, or at least one path through the call, ended without an error
     grade: Any = None  # Float[N], grade of a solver's answer, 0 if unreadable; NaN for other kinds
     outcome: Any = None  # Float[N], grade of its episode's answer; the mean over the paths through the call
     # Credit
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]}, of the reward
     reward: Any = None  # Float[N], the sum of its components
-    penalty: Any = None  # Float[N], added to the reward for its length; None where no length penalty is set
+    penalty: Any = (
+        None  # Float[N], the penalty of `advantages.overlong`, added to the reward; None if it is not set
+    )
     group: Any = None  # Int[N], the group whose rewards it is compared with; -1 for no group
     advantage: Any = None  # Float[N], how much better it did than its group
     weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1
@@ -230,7 +232,7 @@ class Table:
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
-        """The tables one below the other. Roles, policies and tasks are matched by name; episodes and groups not."""
+        """The tables one below the other; roles, policies and tasks are matched by name, episodes and groups not."""
         first = tables[0]
         if len(tables) == 1:
             return first

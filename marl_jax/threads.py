@@ -113,7 +113,7 @@ class _Job(Future[Any]):
             result = call()
         except BaseException as error:  # also a SystemExit: it is raised in the caller that waits for the job
             return self.end(error=error)
-        if time.monotonic() >= self.deadline:  # also if `give_up` was not called since
+        if time.monotonic() >= self.deadline:  # also if `give_up` has not been called since
             return self.end(error=TimeoutError("over its limit"))
         return self.end(result)
 
@@ -142,7 +142,7 @@ _finishing: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 
 
 def join_all(seconds: float) -> bool:
-    """Cancel the jobs that pools with `finish` have not started; whether the running ones end within `seconds`."""
+    """Cancel what pools with `finish` have not started; returns whether the running jobs end within `seconds`."""
     jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
     for job in jobs:
         job.cancel()

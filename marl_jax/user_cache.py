@@ -48,7 +48,7 @@ def cores() -> int:
 
 def memory_left() -> int | None:
     """Bytes that this process may still use under the limit of a container or cluster job; None without a limit."""
-    left = []
+    free = []
     for folder in _cgroups("memory"):
         for limit, used, page_cache in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -58,8 +58,8 @@ def memory_left() -> int | None:
                 read = lambda name, folder=folder: (folder / name).read_text()
                 stats = dict(line.split() for line in read("memory.stat").splitlines())
                 cached = int(stats.get(page_cache, 0))  # cached files, freed on demand
-                left.append(int(read(limit)) - int(read(used)) + cached)
-    return max(min(left), 0) if left else None
+                free.append(int(read(limit)) - int(read(used)) + cached)
+    return max(min(free), 0) if free else None
 
 
 def _cgroups(controller: str) -> Iterator[Path]:

@@ -134,11 +134,11 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
     if "generator" not in parts.prompts.files:
         raise FolderError("--mode=single_transfer needs prompts for 'generator', and this run's have none")
     # It samples as the workflow's generator does, if there is one: an aggregator's limit may be a few tokens.
-    model_role = "generator" if "generator" in config.roles else role.split("/")[0]
-    settings = config.role_settings[model_role]
+    sampling_role = "generator" if "generator" in config.roles else role.split("/")[0]
+    settings = config.role_settings[sampling_role]
     limits, room = config.rollout.limits, config.engine.max_prompt + settings.max_new_tokens
     limits = dataclasses.replace(limits, context=min(limits.context or room, room))
-    alone = dataclasses.replace(
+    single_config = dataclasses.replace(
         config,
         workflow=dataclasses.replace(config.workflow, name=single.name, settings={}),
         policies=_pruned(config, {"generator": policy}, frozen_roles=()),
@@ -152,7 +152,7 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
         evaluation=dataclasses.replace(config.evaluation, metric=None),
     )
-    cast = Cast(alone, "single_transfer", {"role": role})
+    cast = Cast(single_config, "single_transfer", {"role": role})
     only = {policy: parts.specs[policy]}
     return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=only, metric=None))
 

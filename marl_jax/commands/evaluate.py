@@ -103,8 +103,8 @@ def evaluate(
             config = dataclasses.replace(
                 config, data=_data(config.data, evaluation.data, evaluation.data_directory)
             )
-        named = load_all(config, [split])
-        parts, problems, digests = named.parts, named.splits[split], dict(named.digests)
+        loaded = load_all(config, [split])
+        parts, problems, digests = loaded.parts, loaded.splits[split], dict(loaded.digests)
         train = _train(trained_on, config.data)
         if not accept_changes:
             replaced = ("data ", "code of data") if evaluation.data else ()
@@ -212,7 +212,7 @@ def _train(trained_on: DataConfig, played: DataConfig) -> Sequence[Task] | None:
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[WhichCheckpoint]:
-    """The checkpoints to play in addition to the base; a missing one is refused."""
+    """The checkpoints to play in addition to the base; a run without any is refused."""
     recast = mode in ("generator_transfer", "swapped")  # the initial policies, too, play in the other cast
     default = "base" if mode in ("base", "generator_transfer") else "latest"
     every = checkpoint == "all"

@@ -87,9 +87,9 @@ def export(
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
     config = on_one_device(config_of(path))
-    named = policy_names(config.policies.map)
-    if policy not in named:
-        raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")
+    names = policy_names(config.policies.map)
+    if policy not in names:
+        raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, names)}")
     directory = _directory(out, format, config, overwrite)
     parts = load_parts(config)
     spec = parts.specs[policy]
@@ -100,20 +100,22 @@ def export(
         check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
     trained = not spec.frozen and stored.step > 0
-    own = "float32"
+    default = "float32"
     if format == "hf" and (spec.lora or not trained):
         with contextlib.suppress(ValueError):  # the base has a dtype that is not written here
-            own = load_config(spec.base).dtype
+            default = load_config(spec.base).dtype
     chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
     note = "\n".join(
-        filter(None, [_note(dtype or own, own, spec, trained, format), *_how_to_ask(chat, model, format)])
+        filter(
+            None, [_note(dtype or default, default, spec, trained, format), *_how_to_ask(chat, model, format)]
+        )
     )
-    dtype = dtype or own
+    dtype = dtype or default
     tree = stored.trees[policy]
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if format == "hf":
-            # The token that ended its turns here must end them elsewhere; a base without chats does not list it.
+            # The token that ended its turns here must end them elsewhere; a base for plain text lacks it.
             if chat.end_of_turn not in model.stop_tokens:
                 model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
             model = dataclasses.replace(model, dtype=dtype)
@@ -142,11 +144,11 @@ def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
     return notes
 
 
-def _note(dtype: str, own: str, spec: PolicySpec, trained: bool, format: str) -> str:
+def _note(dtype: str, default: str, spec: PolicySpec, trained: bool, format: str) -> str:
     """Why the weights have this dtype, if they once had more bits."""
     if dtype == "float32" or format == "peft":
         return ""
-    if own == "float32":
+    if default == "float32":
         return f"The weights were trained in float32 and are rounded to {dtype}, as it was asked for."
     if spec.lora and trained:
         return (

@@ -99,12 +99,12 @@ def reference(name: str) -> str:
 def _described(thing: Any, name: str) -> Iterator[str]:
     if isinstance(thing, types.ModuleType):
         yield from (f"## {name}", "", inspect.getdoc(thing) or "", "")
-        own = [
+        defined = [
             key
             for key, member in vars(thing).items()
             if getattr(getattr(member, "fn", member), "__module__", "") == thing.__name__
         ]
-        for key in getattr(thing, "__all__", [key for key in own if not key.startswith("_")]):
+        for key in getattr(thing, "__all__", [key for key in defined if not key.startswith("_")]):
             member = getattr(thing, key)
             if callable(member) and not isinstance(member, types.GenericAlias):
                 yield from _described(member, key)

@@ -21,10 +21,10 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
         raise ConfigError(unset)
     engine = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
     config = on_one_device(dataclasses.replace(config, engine=engine))
-    named = load_all(config, ["train"])
-    if warning := untaught_warning(config, named.parts.prompts):
+    loaded = load_all(config, ["train"])
+    if warning := untaught_warning(config, loaded.parts.prompts):
         yield warning + "\n"
-    parts, tasks = named.parts, list(named.splits["train"][:problems])
+    parts, tasks = loaded.parts, list(loaded.splits["train"][:problems])
     shapes = planned_engine(config, parts, training=False)
     # The shapes need not be measured: no other engine has to compute the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)

@@ -132,9 +132,9 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
     seeds_of = [tuple(job.config.seed for job, _ in runs) for runs in cells.values()]
     same = len(set(seeds_of)) == 1
     titles = [f"seed {seed}" if same else f"seed +{more}" for more, seed in enumerate(seeds_of[0])]
-    count = f"{_many(len(cells), 'cell')} x {_many(len(titles), 'seed')} = {_many(len(jobs), 'run')}"
+    sizes = f"{_many(len(cells), 'cell')} x {_many(len(titles), 'seed')} = {_many(len(jobs), 'run')}"
     total = None if None in remaining else sum(filter(None, remaining))
-    title = f"{count} in {root}; left on {device.name}: {_about(total)}"
+    title = f"{sizes} in {root}; left on {device.name}: {_about(total)}"
     bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
     notes = [
         filled(

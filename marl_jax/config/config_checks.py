@@ -33,7 +33,7 @@ DRAWN = ("train_size", "test_size")  # fields of `data` for procedural data sets
 
 def problems(config: RunFields) -> list[str]:
     """All mistakes in a configuration, each with the way out."""
-    problems = [
+    lines = [
         *fields.out_of_bounds(config),
         *_policies(config),
         *_data(config),
@@ -41,16 +41,9 @@ def problems(config: RunFields) -> list[str]:
         *_hosts(config),
     ]
     if unknown := error_of(find, config.workflow.name):
-        return [f"workflow.name: {unknown}", *problems]
-    checks = (
-        of_workflow,
-        _interventions,
-        _sampling,
-        _engine,
-        _groups,
-        _phases,
-    )
-    return [*(problem for check in checks for problem in check(config)), *problems]
+        return [f"workflow.name: {unknown}", *lines]
+    checks = (of_workflow, _interventions, _sampling, _engine, _groups, _phases)
+    return [*(line for check in checks for line in check(config)), *lines]
 
 
 def without_effect(config: RunFields, paths: Iterable[str]) -> list[str]:
@@ -62,8 +55,8 @@ def without_effect(config: RunFields, paths: Iterable[str]) -> list[str]:
         lines.append(
             f"seed is {config.seed} and seeds {config.seeds}: the last would be above {LARGEST_SEED}"
         )
-    wanted = [package for package in TRACKERS if getattr(config.logging, package)]
-    return lines + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
+    trackers = [package for package in TRACKERS if getattr(config.logging, package)]
+    return lines + [not_installed(name) for name in trackers if importlib.util.find_spec(name) is None]
 
 
 def _policies(config: RunFields) -> Problems:
@@ -105,14 +98,14 @@ def _unknown_policies(where: str, settings: Mapping[str, Any], policy_map: Mappi
         else:
             yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
     for policy, roles in by_policy.items():
-        named = " and ".join(f"'{role}'" for role in roles)
+        names = " and ".join(f"'{role}'" for role in roles)
         if len({*map(str, roles.values())}) > 1:
             yield (
-                f"{where} gives {named} different values, and policies.map has them share the policy '{policy}', which "
+                f"{where} gives {names} different values, and policies.map has them share the policy '{policy}', which "
                 f"has one: give {where}.{policy}, or each role a policy of its own"
             )
         else:
-            yield f"{where} names {named}, for whom the policy '{policy}' answers: give {where}.{policy}"
+            yield f"{where} names {names}, for whom the policy '{policy}' answers: give {where}.{policy}"
 
 
 def _engine(config: RunFields) -> Problems:
@@ -151,15 +144,15 @@ def _engine(config: RunFields) -> Problems:
     for name in ("sampler", "budget_bytes", "steps"):
         if getattr(engine, name) is not None:
             yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
-    for role, own in () if any(bad_sampling(config)) else config.role_settings.items():
-        if own.temperature > 0 and (own.top_k or own.top_p < 1):
+    for role, settings in () if any(bad_sampling(config)) else config.role_settings.items():
+        if settings.temperature > 0 and (settings.top_k or settings.top_p < 1):
             yield (
-                f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
-                "kept, which training renormalises over; set top_k=0 and top_p=1"
+                f"role '{role}' truncates (top_k {settings.top_k}, top_p {settings.top_p:g}): vLLM does not tell which "
+                "tokens it kept, which training renormalises over; set top_k=0 and top_p=1"
             )
-        if own.temperature > 2 or 0 < own.temperature < 0.01:
-            yield f"role '{role}' has temperature {own.temperature:g}: vLLM samples at 0 and from 0.01 to 2"
-        if own.stop_strings:
+        if settings.temperature > 2 or 0 < settings.temperature < 0.01:
+            yield f"role '{role}' has temperature {settings.temperature:g}: vLLM samples at 0 and from 0.01 to 2"
+        if settings.stop_strings:
             yield f"role '{role}' has stop_strings: with engine.kind=vllm, give stop_tokens"
 
 
@@ -204,20 +197,20 @@ def _sampling(config: RunFields) -> Problems:
             f"a call may have engine.max_prompt + max_new_tokens = {room} tokens, the longest of "
             f"learner.batch.buckets is {config.learner.batch.buckets[-1]}: add a longer bucket"
         )
-    sampled = {role: own for role, own in config.role_settings.items() if own.temperature > 0}
-    if config.engine.sampler or any(own.top_p < 1 or own.top_k for own in sampled.values()):
-        for role in (role for role, own in sampled.items() if not own.top_k):
+    sampled = {role: settings for role, settings in config.role_settings.items() if settings.temperature > 0}
+    if config.engine.sampler or any(settings.top_p < 1 or settings.top_k for settings in sampled.values()):
+        for role in (role for role, settings in sampled.items() if not settings.top_k):
             yield (
                 f"role '{role}' has top_k 0 in a run that truncates: training renormalises over what was kept, "
                 f"so give the most tokens to keep, such as role_sampling.{role}.top_k=64"
             )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
-    for role, own in sampled.items() if config.steps else ():
-        if own.min_new_tokens and not own.top_k and role not in frozen:
+    for role, settings in sampled.items() if config.steps else ():
+        if settings.min_new_tokens and not settings.top_k and role not in frozen:
             yield (
-                f"role '{role}' has min_new_tokens {own.min_new_tokens}: its first tokens are sampled without those "
-                "that end a text, which training knows from kept sets alone; give the most tokens to keep, such as "
-                f"role_sampling.{role}.top_k=64, or leave it 0"
+                f"role '{role}' has min_new_tokens {settings.min_new_tokens}: its first tokens are sampled without "
+                "those that end a text, which training knows from kept sets alone; give the most tokens to keep, such "
+                f"as role_sampling.{role}.top_k=64, or leave it 0"
             )
     for role, settings in config.role_settings.items():
         if config.steps and role not in frozen and settings.temperature == 0:

@@ -1,6 +1,6 @@
-"""Phases: settings that a run uses in turn, each for some steps. After the last one the list starts again.
+"""Phases: settings that a run uses in turn, each for some steps; after the last one the list starts again.
 
-    phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──place──► phase, and its first step
+    phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──phase_at──► phase, its beginning
 
 A run without phases is one phase, in which all policies that are not frozen train.
 """
@@ -28,7 +28,7 @@ KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "grad
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """For how long, who trains, on what objective, from which calls, from which start, against which reference."""
+    """How long it lasts, what trains, by which objective, on which calls, from which start, with which reference."""
 
     steps: Count
     name: str = ""
@@ -37,9 +37,9 @@ class Phase:
     objective: str | None = None  # replaces learner.loss.kind
     learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other learner settings, by path
     source: str = "play"  # play; collected, or collected:NAME of a phase; else a file or folder of episodes
-    flatten: str = ""  # with calls from a source: each of its episodes becomes one sequence of this role
+    flatten: str = ""  # with calls from a source: each episode of it becomes one sequence of this role
     collect: bool = False  # keep all calls of its steps in the run's folder
-    start: str = "last"  # initial weights of its policies: last, base, or RUN@STEP, a checkpoint of a run
+    start: str = "last"  # initial weights of what it trains: last, base, or RUN@STEP, a checkpoint of a run
     # policy -> the policy whose weights it starts with
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optimiser: Literal["keep", "fresh"] = "keep"  # fresh: moments and schedule start again
@@ -75,8 +75,8 @@ class Phase:
         for key, policy in policy_map.items():
             role, slash, slot = key.rpartition("/")
             role = role if slash else key
-            named = [n for n in self.roles if n.startswith(f"{role}/") and n not in policy_map]
-            for number in [int(slot)] if slash else [-1, *(int(n.rpartition("/")[2]) for n in named)]:
+            slots = [n for n in self.roles if n.startswith(f"{role}/") and n not in policy_map]
+            for number in [int(slot)] if slash else [-1, *(int(n.rpartition("/")[2]) for n in slots)]:
                 if not is_frozen(role, number, frozen_roles) and self.trains(role, number, policy):
                     yield role, number, policy
 
@@ -188,14 +188,14 @@ def problems(config: "RunFields") -> Iterator[str]:
         ):
             yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
         if phase.source == "collected" or phase.source.startswith("collected:"):
-            wanted = phase.source.partition(":")[2]
+            collector = phase.source.partition(":")[2]
             before = [earlier.name for earlier in phases[:number] if earlier.collect]
-            if not before or (wanted and wanted not in before):
-                what = f"'{wanted}' collects nothing" if wanted else "no phase before it collects"
+            if not before or (collector and collector not in before):
+                what = f"'{collector}' collects nothing" if collector else "no phase before it collects"
                 yield f"{where}.source is {phase.source!r}, and {what}: set collect=true in one that plays"
         if steps_before >= config.steps > 0:
             yield f"{where} is never reached: it would begin after step {steps_before}, and steps is {config.steps}"
         steps_before += phase.steps
-    named = [phase.name for phase in phases if phase.name]
-    for name in sorted({name for name in named if named.count(name) > 1}):
+    names = [phase.name for phase in phases if phase.name]
+    for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"two phases are called '{name}': give them different names"

@@ -1,9 +1,9 @@
 """The configuration of a run: frozen dataclasses, from a config file's cell and typed overrides.
 
     --config=configs/micro.py:voting-isolated-s-math --config.sampling.temperature=0.7 --config.steps=50
-    --config=micro:voting-isolated-s-math       the packaged file of that name, if there is no other
+    --config=micro:voting-isolated-s-math       the packaged file of that name, if no other has this path
 
-All mistakes are reported together, before anything is compiled. The configuration is passed whole to the run, and
+All mistakes are reported together, before anything is compiled. The configuration is passed to the run as one, and
 taken apart there; `to_json` writes it, and `from_json` reads back an equal one.
 """
 

@@ -112,7 +112,7 @@ class EngineConfig:
     # Memory of one engine, working memory included; None: free memory minus the need of the update.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: a default of the platform
-    # A user's "module:function" that maps tempered logits [lanes, V] to logits with -inf for tokens it excludes.
+    # A user's "module:function" that maps tempered logits [lanes, V] to the same with -inf for excluded tokens.
     sampler: str | None = None
 
 

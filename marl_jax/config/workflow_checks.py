@@ -120,8 +120,8 @@ def _slots(config: RunFields) -> Problems:
     for key in config.policies.map:
         if key not in answering:
             yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
-    named = {f"phases[{number}].roles": phase.roles for number, phase in enumerate(config.phases)}
-    for where, names in {"policies.frozen_roles": config.policies.frozen_roles, **named}.items():
+    of_phases = {f"phases[{number}].roles": phase.roles for number, phase in enumerate(config.phases)}
+    for where, names in {"policies.frozen_roles": config.policies.frozen_roles, **of_phases}.items():
         for name in names:
             role, _, slot = name.rpartition("/")
             if slot.isdecimal() and int(slot) >= counts.get(role, math.inf):

@@ -3,7 +3,7 @@
     (entries, step) ──mixed──► the tasks of a step            entries + the step's table ──learned──► entries
 
 A task enters when a call was about it (`Call(..., about=task)`), that is, when the workflow accepted it as valid. While
-it is in the buffer, solvers' right answers to it are counted. Every draw is a pure function of the entries, the seed
+it is in the buffer, grades of solvers' answers to it are summed. Every draw is a pure function of the entries, the seed
 and the step, and the entries are saved in the checkpoint.
 """
 
@@ -35,7 +35,7 @@ class BufferConfig:
     draw: Literal["uniform", "newest", "learnability"] = "uniform"
     # A key of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
     streams: str = ""
-    examples: Whole = 0  # tasks of the buffer that a problem of the data set gets as `task.meta["examples"]`
+    examples: Whole = 0  # buffer tasks that each problem of the data set gets as `task.meta["examples"]`
 
     def __post_init__(self) -> None:
         fields.check(self)

@@ -43,7 +43,7 @@ class Source:
     only: str = ""  # the split that all rows belong to, if there is only one
     split_of: Callable[[Row], str] | None = None  # the split of a row, if rows state it and not file names
     study_rows: int = 0  # number of rows in the study, whose splits follow from exactly this number
-    repeated: Callable[[Row], str | None] | None = None  # key of a row; of rows with one key the first counts
+    repeated: Callable[[Row], str | None] | None = None  # key of a row; only the first row with a key counts
 
 
 SOURCES: dict[str, Source] = {
@@ -230,15 +230,15 @@ def _rows(
                 if key in seen:
                     continue
                 seen.add(key)
-            row_or_error = row
+            task_or_error = row
             if not isinstance(row, DataError):
                 try:
-                    row_or_error = _task(f"{name}/{split}/{index}", source, family, row)
+                    task_or_error = _task(f"{name}/{split}/{index}", source, family, row)
                 except RowError as error:
-                    row_or_error = DataError(f"{path}, row {number}: {error}")
-            if isinstance(row_or_error, DataError) and not skip:
-                raise row_or_error
-            yield index, row_or_error
+                    task_or_error = DataError(f"{path}, row {number}: {error}")
+            if isinstance(task_or_error, DataError) and not skip:
+                raise task_or_error
+            yield index, task_or_error
             index += 1
     if not index:
         raise DataError(f"{', '.join(map(str, paths))}: no rows here")

@@ -219,7 +219,7 @@ def _values(test: Test) -> list[Any]:
 
 
 def _with_integer_keys(test: Test) -> Test:
-    """A call test with integers as keys of its dicts, as test code, because tests are stored as JSON."""
+    """A call test with integers as keys of its dicts, as test code: tests are stored as JSON, which has none."""
     if not any(isinstance(value, dict) and value for value in _values(test)):
         return test
     *args, expected = (
@@ -237,7 +237,7 @@ def assertions(
 
     A call test needs values that JSON can store exactly: a tuple among the arguments would come back as a list. (Among
     the results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use
-    no other function of the program. What the published `solution` defines is the program's, even if named as a
+    no other function of the program. What the published `solution` defines is the program's, even under the name of a
     built-in.
     """
     from marl_jax.rewards.asserts import assert_tests, check_test, free_functions

@@ -11,7 +11,7 @@ from marl_jax.task import Family, Task
 from marl_jax.tasks.row_files import DataError, RowError
 from marl_jax.tasks.schemas import check_text
 
-_MAX_WORDS = 12  # of a final answer that is no number
+_MAX_WORDS = 12  # words of a final answer that is no number
 _NAMED = 3  # broken tasks that a message names
 
 

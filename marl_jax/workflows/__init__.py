@@ -50,12 +50,12 @@ BUILT_IN = {
 def find(name: str) -> Workflow:
     """The built-in workflow of a name, or a user's as "module:workflow"."""
     if is_own(name):
-        own = load_own(name, "workflow")
-        if not isinstance(own, Workflow):
+        loaded = load_own(name, "workflow")
+        if not isinstance(loaded, Workflow):
             raise ValueError(
-                f"workflow '{name}' is a {type(own).__name__}: decorate it with @workflow(roles=...)"
+                f"workflow '{name}' is a {type(loaded).__name__}: decorate it with @workflow(roles=...)"
             )
-        return own
+        return loaded
     if name not in BUILT_IN:
         known = f"; there is: {', '.join(BUILT_IN)}, or your own as 'module:function'"
         raise ValueError(f"'{name}' is no workflow{nearest(name, BUILT_IN, known)}")

@@ -116,12 +116,12 @@ class RolePrompt:
 
 def fill(template: str, fields: Mapping[str, str], where: str) -> str:
     """Replace each field of the template by its value; every field of the template, and no other, must be given."""
-    wanted = set(FIELD.findall(template))
-    if missing := sorted(wanted - set(fields)):
+    in_template = set(FIELD.findall(template))
+    if missing := sorted(in_template - set(fields)):
         raise ValueError(f"{where} needs the field '{missing[0]}'")
-    if unused := sorted(set(fields) - wanted):
+    if unused := sorted(set(fields) - in_template):
         raise ValueError(
-            f"{where} has no place for the field '{unused[0]}'; it has: {', '.join(sorted(wanted))}"
+            f"{where} has no place for the field '{unused[0]}'; it has: {', '.join(sorted(in_template))}"
         )
     return FIELD.sub(lambda match: fields[match[1]], template)
 
