@@ -105,12 +105,8 @@ def export(
         with contextlib.suppress(ValueError):  # the base has a dtype that is not written here
             default = load_config(spec.base).dtype
     chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
-    note = "\n".join(
-        filter(
-            None, [_note(dtype or default, default, spec, trained, format), *_how_to_ask(chat, model, format)]
-        )
-    )
     dtype = dtype or default
+    notes = [_note(dtype, default, spec, trained, format), *_how_to_ask(chat, model, format)]
     tree = stored.trees[policy]
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -126,7 +122,7 @@ def export(
             save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
             save_tokenizer(directory, spec.base)
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
-    return Exported(directory, policy, roles, stored.step, format, dtype, note)
+    return Exported(directory, policy, roles, stored.step, format, dtype, "\n".join(filter(None, notes)))
 
 
 def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
