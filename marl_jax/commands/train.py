@@ -1,11 +1,11 @@
 """Training from the command line: a run with its report, and the demo, which checks that a short run learned."""
 
-import contextlib
 import sys
 import time
 
 from marl_jax import hosts
 from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.console import print_to_stderr
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import ConfigError, RunConfig, load_config
 from marl_jax.runs import train
@@ -69,5 +69,4 @@ def train_and_report(
     if step < config.steps or not report:
         return
     page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))[0]
-    with contextlib.suppress(OSError):  # the stream may be closed
-        print(f"the report is {page}", file=sys.stderr, flush=True)
+    print_to_stderr(f"the report is {page}")
