@@ -74,17 +74,14 @@ def _policies(config: RunFields) -> Problems:
         yield "policies.base is empty: give the directory of the model to start from"
     for name in sorted(name for name, base in policies.bases.items() if not base):
         yield f"policies.bases.{name} is empty: give the directory of its model, or leave it out"
-    for where, settings in (
-        ("policies.bases", policies.bases),
-        ("policies.trains", policies.trains),
-        ("learner.learning_rates", config.learner.learning_rates),
-    ):
+    of_training = {
+        "policies.trains": policies.trains,
+        "learner.learning_rates": config.learner.learning_rates,
+    }
+    for where, settings in {"policies.bases": policies.bases, **of_training}.items():
         yield from _unknown_policies(where, settings, policies.map)
-    for where, names in (
-        ("policies.trains", policies.trains),
-        ("learner.learning_rates", config.learner.learning_rates),
-    ):
-        for name in sorted({*names} & {*known} - {*trained}):
+    for where, settings in of_training.items():
+        for name in sorted({*settings} & {*known} - {*trained}):
             yield f"{where} names '{name}', which is frozen: leave it out"
 
 
