@@ -29,8 +29,9 @@ def eval_opt(task, prompts, *, rounds=None, shared=False):
             draft = yield Call("generator", ask, after=before, reads=[review], keep=more or shared)
             check = prompts.evaluator.again(answer=draft)
         if shared:
-            check, review = prompts.evaluator.join(), draft
-        review = yield Call("evaluator", check, after=review, reads=[draft], read=verdict, keep=more)
+            check = prompts.evaluator.join()
+        before = draft if shared else review
+        review = yield Call("evaluator", check, after=before, reads=[draft], read=verdict, keep=more)
         if review.answer == "Correct":
             break
     return draft
