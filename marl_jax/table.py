@@ -70,9 +70,7 @@ class Table:
     # Credit
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]}, of the reward
     reward: Any = None  # Float[N], the sum of its components
-    penalty: Any = (
-        None  # Float[N], the penalty of `advantages.overlong`, added to the reward; None if it is not set
-    )
+    penalty: Any = None  # Float[N], that of `advantages.overlong`, added to the reward; None if not set
     group: Any = None  # Int[N], the group whose rewards it is compared with; -1 for no group
     advantage: Any = None  # Float[N], how much better it did than its group
     weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1

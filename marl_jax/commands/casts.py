@@ -219,7 +219,7 @@ def _policy(config: RunConfig, role: str) -> str:
 
 
 def _engine_of(config: RunConfig, parts: Parts, policy: str) -> EngineConfig:
-    """The engine's settings, of several vLLM servers with the url of the one that serves this policy."""
+    """The engine's settings, with the url of the vLLM server that serves this policy."""
     urls, groups = urls_of(config.engine.vllm), decode_groups(parts.specs)
     url = next((url for url, group in zip(urls, groups) if policy in group), "")
     return dataclasses.replace(config.engine, vllm=dataclasses.replace(config.engine.vllm, url=url))

@@ -108,7 +108,9 @@ class EngineConfig:
     kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # settings of the vLLM server
     max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may use the difference, too
-    lanes: OptionalCount = None  # sequences decoded at once; None: as many as fit in memory, 256 with vLLM
+    lanes: OptionalCount = (
+        None  # sequences decoded at once; None: what suits device and memory, 256 with vLLM
+    )
     # Memory of one engine, working memory included; None: free memory minus the need of the update.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: a default of the platform
@@ -148,7 +150,7 @@ class CheckpointConfig:
     """When to save, and what to keep."""
 
     every: Count = 10  # steps between two checkpoints
-    latest: Count = 2  # number of newest ones that are kept
+    latest: Count = 2  # number of newest ones that are kept, at least 2
     best: bool = True  # keep the one with the best accuracy on val
     keep_every: OptionalCount = None  # also keep the checkpoints whose step is a multiple of this
 
@@ -203,7 +205,7 @@ class RunFields:
     # When to save, and what to keep.
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # other records of the run
-    alarms: Literal["tell", "stop"] = "tell"  # what a new alarm does, see docs/alarms.md
+    alarms: Literal["tell", "stop"] = "tell"  # alarms are shown, or also end the run, see docs/alarms.md
     steps: Whole = 200  # training steps of the whole run
     seed: Seed = 0  # seed of all noise: sampling, order of problems, first adapters
     seeds: Count = 1  # parallel runs, whose seeds count up from `seed`, each in a folder of its own
