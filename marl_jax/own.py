@@ -90,11 +90,6 @@ def error_line(error: BaseException, home: str | None = None) -> str:
     return " ".join(error_text(error).split()) + where
 
 
-def _import_error_line(error: BaseException) -> str:
-    """An exception raised by an import, in one line; the text of a SyntaxError already contains the place."""
-    return " ".join(error_text(error).split()) if isinstance(error, SyntaxError) else error_line(error)
-
-
 def without_partial(function: Any) -> Any:
     """The function inside of `functools.partial`, also of several nested ones."""
     return without_partial(function.func) if isinstance(function, functools.partial) else function
@@ -104,3 +99,8 @@ def file_of(function: Callable[..., Any]) -> str | None:
     """The file that defines a function; None if it is unknown."""
     code = getattr(inspect.unwrap(without_partial(function)), "__code__", None)
     return None if code is None else code.co_filename
+
+
+def _import_error_line(error: BaseException) -> str:
+    """An exception raised by an import, in one line; the text of a SyntaxError already contains the place."""
+    return " ".join(error_text(error).split()) if isinstance(error, SyntaxError) else error_line(error)

@@ -96,6 +96,14 @@ def run_parallel(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> l
         workers.close(wait)
 
 
+def join_all(seconds: float) -> bool:
+    """Cancel what pools with `finish` have not started; returns whether the running jobs end within `seconds`."""
+    jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
+    for job in jobs:
+        job.cancel()
+    return not wait_for(jobs, seconds).not_done
+
+
 class _Job(Future[Any]):
     """A call in the queue and its future."""
 
@@ -139,14 +147,6 @@ def _work(jobs: "queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None]") -> N
 
 
 _finishing: "weakref.WeakSet[Workers]" = weakref.WeakSet()
-
-
-def join_all(seconds: float) -> bool:
-    """Cancel what pools with `finish` have not started; returns whether the running jobs end within `seconds`."""
-    jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
-    for job in jobs:
-        job.cancel()
-    return not wait_for(jobs, seconds).not_done
 
 
 def _finish() -> None:

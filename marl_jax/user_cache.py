@@ -62,21 +62,6 @@ def memory_left() -> int | None:
     return max(min(free), 0) if free else None
 
 
-def _cgroups(controller: str) -> Iterator[Path]:
-    """The cgroup folders with the limits of this process: its own first, then its parents."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = (PROC / "self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, names, path = line.split(":", 2)
-        if not names or controller in names.split(","):  # version 2 has one tree for all
-            root = CGROUPS / (controller if names else "")
-            here = root / path.lstrip("/")
-            yield from (
-                folder for folder in (here, *here.parents) if folder == root or root in folder.parents
-            )
-
-
 def apply_umask(path: Path, mode: int) -> None:
     """Give a file or folder created as private the usual permissions: `mode` minus the bits of the user's umask."""
     umask = os.umask(0o077)  # the umask can only be read by setting one
@@ -88,14 +73,6 @@ def machine() -> str:
     """Number and kind of the processors, for display."""
     names = _cpu_lines("model name")
     return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
-
-
-def _cpu_lines(*begins: str) -> list[str]:
-    """The values of the lines of /proc/cpuinfo that begin with one of these names."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(begins)]
 
 
 def digest(*parts: Any) -> str:
@@ -120,3 +97,26 @@ def store(path: Path, value: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(value), encoding="utf-8")
         os.replace(unfinished, path)
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The cgroup folders with the limits of this process: its own first, then its parents."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if not names or controller in names.split(","):  # version 2 has one tree for all
+            root = CGROUPS / (controller if names else "")
+            here = root / path.lstrip("/")
+            yield from (
+                folder for folder in (here, *here.parents) if folder == root or root in folder.parents
+            )
+
+
+def _cpu_lines(*begins: str) -> list[str]:
+    """The values of the lines of /proc/cpuinfo that begin with one of these names."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(begins)]

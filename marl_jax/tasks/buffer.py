@@ -88,24 +88,6 @@ def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: i
     return [*kept, *drawn]
 
 
-def _of_streams(entries: Entries, count: int, config: BufferConfig, rng: np.random.Generator) -> list[Task]:
-    """`count` tasks, taken from each stream in turn; if a stream has too few, the others make up for it."""
-    if not config.streams:
-        return draw(entries, count, config.draw, rng)
-    names = [_stream(entry.task, config) for entry in entries]
-    turns = rng.permutation(sorted(set(names))).tolist()  # the first get one more if parts are unequal
-    queues = [
-        draw(tuple(e for e, name in zip(entries, names) if name == stream), count, config.draw, rng)
-        for stream in turns
-    ]
-    in_turn = (task for turn in itertools.zip_longest(*queues) for task in turn if task is not None)
-    return list(itertools.islice(in_turn, count))
-
-
-def _stream(task: Task, config: BufferConfig) -> str:
-    return str(task.meta.get(config.streams, ""))
-
-
 def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> list[Task]:
     """`count` different tasks, or all if there are fewer; by learnability, tasks of learnability 0 come last."""
     count = min(count, len(entries))
@@ -148,6 +130,24 @@ def learned(
     if kept:
         metrics["learnability"] = float(np.mean([entry.learnability for entry in kept]))
     return kept, {f"buffer/{name}": value for name, value in metrics.items()}
+
+
+def _of_streams(entries: Entries, count: int, config: BufferConfig, rng: np.random.Generator) -> list[Task]:
+    """`count` tasks, taken from each stream in turn; if a stream has too few, the others make up for it."""
+    if not config.streams:
+        return draw(entries, count, config.draw, rng)
+    names = [_stream(entry.task, config) for entry in entries]
+    turns = rng.permutation(sorted(set(names))).tolist()  # the first get one more if parts are unequal
+    queues = [
+        draw(tuple(e for e, name in zip(entries, names) if name == stream), count, config.draw, rng)
+        for stream in turns
+    ]
+    in_turn = (task for turn in itertools.zip_longest(*queues) for task in turn if task is not None)
+    return list(itertools.islice(in_turn, count))
+
+
+def _stream(task: Task, config: BufferConfig) -> str:
+    return str(task.meta.get(config.streams, ""))
 
 
 def _with_examples(task: Task, examples: Sequence[Task]) -> Task:
