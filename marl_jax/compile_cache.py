@@ -101,9 +101,11 @@ def _folder() -> Path:
 def _remove_partial(folder: Path) -> None:
     """Remove programs without a time of last use: a process was killed while it wrote them."""
     with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock that JAX takes
-        sound = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
+        complete = {
+            path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size
+        }
         for path in folder.glob("*-cache"):
-            if path.name.removesuffix("-cache") not in sound:
+            if path.name.removesuffix("-cache") not in complete:
                 path.unlink(missing_ok=True)
 
 
@@ -117,10 +119,10 @@ def _remove_unused(home: Path, current: Path) -> None:
 
 
 def _filter_warnings(folder: Path) -> None:
-    """Print only the first of JAX's warnings about programs that it cannot read or write; remove damaged files."""
+    """Replace JAX's warnings about programs that it cannot read or write by one line; remove damaged files."""
     original: Callable[..., Any] = warnings.showwarning
 
-    def filtered(message: Any, *rest: Any, **more: Any) -> None:
+    def show(message: Any, *rest: Any, **more: Any) -> None:
         match = _CACHE_WARNING.search(str(message))
         if match is None:
             original(message, *rest, **more)
@@ -131,7 +133,7 @@ def _filter_warnings(folder: Path) -> None:
         reason = str(message).partition(f"'{match[1]}': ")[2]
         _warn_once(f"a compiled program in '{folder}' cannot be used, so it is compiled again ({reason:.80})")
 
-    warnings.showwarning = filtered
+    warnings.showwarning = show
     warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache")
 
 

@@ -123,7 +123,7 @@ class Table:
             after=ints(-1 if call.after is None else call.after for call in calls),
             kind=ints(KINDS.index(call.kind) for call in calls),
             choice=ints(_choice(call.kind, call.answer) for call in calls),
-            sound=np.array([any(end.error is None for end in of_call) for of_call in ends], bool),
+            sound=np.array([any(end.error is None for end in call_ends) for call_ends in ends], bool),
             grade=floats(grade for episode in episodes for grade in episode.answers) if graded else None,
             outcome=floats(map(_mean_outcome, ends)) if has_outcomes else None,
             text=tuple(call.text for call in calls),
@@ -207,12 +207,12 @@ class Table:
         """
         rows = np.asarray(rows)
         rows = np.arange(len(self))[rows] if rows.dtype == bool else rows.astype(np.int64)
-        taken = {name: take(getattr(self, name), rows) for name in COLUMNS}
+        columns = {name: take(getattr(self, name), rows) for name in COLUMNS}
         components = {name: values[rows] for name, values in self.components.items()}
         texts = {
             name: tuple(map(getattr(self, name).__getitem__, rows)) for name in TEXTS if getattr(self, name)
         }
-        return self.replace(**taken, **texts, components=components)
+        return self.replace(**columns, **texts, components=components)
 
     def of_episodes(self, numbers: Sequence[int]) -> "Table":
         """All rows of these episodes, in this order."""
@@ -325,13 +325,13 @@ class Table:
         """Cached, since a step needs them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
-        for bare, of_episode in zip(self.bare_episodes, self._rows_by_episode()):
+        for bare, indices in zip(self.bare_episodes, self._rows_by_episode()):
             for leaf in bare.leaves:
                 flat_episodes.append(path_of(bare, leaf))
-                rows.append(of_episode[_on_path(self.path[of_episode], leaf.path)])
+                rows.append(indices[_on_path(self.path[indices], leaf.path)])
             if not bare.leaves:
                 flat_episodes.append(bare)
-                rows.append(of_episode)
+                rows.append(indices)
         row_in_self = np.concatenate([*rows, np.zeros(0, np.int64)])
         owners = _owners(map(len, rows))
         ends = [flat_episodes[owner] for owner in owners.tolist()]

@@ -1,4 +1,4 @@
-"""Make a micro base model from its recipe: train it, write its directory, and measure it, loaded as a run does."""
+"""Make a micro base model from its recipe: train it, write its directory, and measure it, loaded as a run loads it."""
 
 import dataclasses
 import os
@@ -76,7 +76,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
 
 
 def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str, Any]:
-    """The accuracy of the base, loaded as a run does, as a single agent on held-out problems."""
+    """The accuracy of a single agent on held-out problems, with the base loaded as a run loads it."""
     sizes: dict[str, Any] = {"problems": problems, "samples": samples}
     measured = {}
     for kind, levels in recipe.levels.items():

@@ -34,8 +34,8 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     path = Path(os.path.expanduser(root)).absolute()
     if path.exists() and not path.is_dir():
         raise FolderError(f"--root={root} is no directory")
-    if around := folder.enclosing_run(path):
-        raise FolderError(f"--root={root} lies in the run '{around}': choose another directory")
+    if run := folder.enclosing_run(path):
+        raise FolderError(f"--root={root} lies in the run '{run}': choose another directory")
     return path
 
 

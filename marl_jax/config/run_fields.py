@@ -108,9 +108,7 @@ class EngineConfig:
     kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # settings of the vLLM server
     max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may use the difference, too
-    lanes: OptionalCount = (
-        None  # sequences decoded at once; None: what suits device and memory, 256 with vLLM
-    )
+    lanes: OptionalCount = None  # sequences decoded at once; None: as suits device and memory, vLLM: 256
     # Memory of one engine, working memory included; None: free memory minus the need of the update.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: a default of the platform
