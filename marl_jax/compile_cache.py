@@ -101,11 +101,9 @@ def _folder() -> Path:
 def _remove_partial(folder: Path) -> None:
     """Remove programs without a time of last use: a process was killed while it wrote them."""
     with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock that JAX takes
-        complete = {
-            path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size
-        }
+        used = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
         for path in folder.glob("*-cache"):
-            if path.name.removesuffix("-cache") not in complete:
+            if path.name.removesuffix("-cache") not in used:
                 path.unlink(missing_ok=True)
 
 

@@ -196,6 +196,6 @@ def problems(config: "RunFields") -> Iterator[str]:
         if steps_before >= config.steps > 0:
             yield f"{where} is never reached: it would begin after step {steps_before}, and steps is {config.steps}"
         steps_before += phase.steps
-    names = [phase.name for phase in phases if phase.name]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    phase_names = [phase.name for phase in phases if phase.name]
+    for name in sorted({name for name in phase_names if phase_names.count(name) > 1}):
         yield f"two phases are called '{name}': give them different names"
