@@ -111,7 +111,7 @@ def export(
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if format == "hf":
-            # The token that ended its turns here must end them elsewhere; a base for plain text lacks it.
+            # The token that ended its turns here must end them elsewhere; a base for plain text does not list it.
             if chat.end_of_turn not in model.stop_tokens:
                 model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
             model = dataclasses.replace(model, dtype=dtype)

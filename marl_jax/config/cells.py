@@ -18,7 +18,7 @@ TASKS = ("math", "code")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell. A workflow of one role has one cell, for any policy."""
+    """One cell. For a workflow of one role, both policies are the same, so it has only the shared cell."""
 
     workflow: str  # one of WORKFLOWS
     policy: str  # one of POLICIES

@@ -3,8 +3,8 @@
     --config=configs/micro.py:voting-isolated-s-math --config.sampling.temperature=0.7 --config.steps=50
     --config=micro:voting-isolated-s-math       the packaged file of that name, if no other has this path
 
-All mistakes are reported together, before anything is compiled. The configuration is passed to the run as one, and
-taken apart there; `to_json` writes it, and `from_json` reads back an equal one.
+All mistakes are reported together, before anything is compiled. The run gets the configuration as one object, and
+takes it apart; `to_json` writes it, and `from_json` reads back an equal one.
 """
 
 import copy
