@@ -75,6 +75,8 @@ class Phase:
         for key, policy in policy_map.items():
             role, slash, slot = key.rpartition("/")
             role = role if slash else key
+            if slash and not slot.isdecimal():  # `policies.validate_map` refuses the key
+                continue
             slots = [n for n in self.roles if n.startswith(f"{role}/") and n not in policy_map]
             for number in [int(slot)] if slash else [-1, *(int(n.rpartition("/")[2]) for n in slots)]:
                 if not is_frozen(role, number, frozen_roles) and self.trains(role, number, policy):

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.estimators.groups import group_key
@@ -12,9 +12,6 @@ from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
 from marl_jax.task import Task
 from marl_jax.workflows import find
-
-if TYPE_CHECKING:
-    pass
 
 COUNTED, LONGEST = 1000, 100_000  # most calls that are played, and most tokens of each
 ACCEPTED = "\\boxed{Correct}"

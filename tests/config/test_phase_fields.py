@@ -127,6 +127,12 @@ def test_what_is_wrong_between_phases_is_told():
     assert "trains nothing" in held
 
 
+def test_a_map_with_an_impossible_slot_is_refused_as_without_phases():
+    wrong = ("policies.map", '{"generator/x": "p0", "aggregator": "p1"}')
+    (line,) = refused(wrong, phased({"steps": 5, "roles": ["aggregator"]}))
+    assert "policy map names 'generator/x', which is no role of the workflow" in line
+
+
 def test_a_phase_of_frozen_roles_trains_nothing():
     lines = refused(("policies.frozen_roles", "aggregator"), phased({"steps": 5, "roles": ["aggregator"]}))
     assert lines == [
