@@ -231,7 +231,7 @@ def apply(
         )
         if by_role:
             out["weight"] = out["weight"] * interventions.damp_factor(out["damping_cosine"], mixing.damping)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     factor = clip_factor(norm, config.grad_clip)
     direction, new_state = transformation(config).update(
         jax.tree.map(lambda g: g * factor, gradient), state, tree
@@ -242,7 +242,7 @@ def apply(
         "finite": finite,
         "grad_norm": norm,
         "clip_factor": factor,
-        "update_norm": jnp.where(finite, optax.global_norm(change), 0.0),
+        "update_norm": jnp.where(finite, optax.tree.norm(change), 0.0),
     }
     if settings.layer_norms:
         out["layers"] = gradients.layer_norms(parts)

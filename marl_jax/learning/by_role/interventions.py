@@ -200,7 +200,7 @@ def _unit(tree: Tree) -> Tree:
     """The tree scaled to norm 1; a tree of zeros is unchanged."""
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))
     scaled = jax.tree.map(lambda x: x / jnp.where(largest > 0, largest, 1.0), tree)
-    norm = optax.global_norm(scaled)
+    norm = optax.tree.norm(scaled)
     return jax.tree.map(lambda x: x / jnp.where(norm > 0, norm, 1.0), scaled)
 
 
