@@ -484,7 +484,7 @@ def test_what_is_no_configuration_is_refused(config, tmp_path):
 
 def test_weights_that_differ_between_processes_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.hosts, "count", lambda: 2)
-    monkeypatch.setattr(loop.hosts, "together", lambda make: [make(), make() + 1])
+    monkeypatch.setattr(loop.hosts, "from_all", lambda make: [make(), make() + 1])
     kept = SimpleNamespace(directory=tmp_path, save=lambda *_: pytest.fail("saved"))
     state = SimpleNamespace(step=3, trees={"p0": np.ones(2)}, learner={})
     with pytest.raises(
