@@ -149,7 +149,7 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
         prompt=[_opening(bare, config, parts, chat) for bare in episodes],
         tokens=[tokens for tokens, _ in rows],
         logprobs=[[np.nan] * len(tokens) for tokens, _ in rows],
-        spoken=[spoken for _, spoken in rows],
+        spoken=[learned for _, learned in rows],
         episode=range(len(rows)),
         task=[bare.task.id for bare in episodes],
         path=table.path[first],
@@ -165,12 +165,12 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
 def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
     """(tokens, whether each is learned): <role>text</role> for each call, then the answer in its form, and the end."""
     tokens: list[int] = []
-    spoken: list[bool] = []
+    is_learned: list[bool] = []
 
     def say(text: str, learned: bool = True) -> None:
         ids = chat.spell(text)
         tokens.extend(ids)
-        spoken.extend([learned] * len(ids))
+        is_learned.extend([learned] * len(ids))
 
     tools = list(episode.tools)
     for index, call in enumerate(episode.calls):
@@ -179,14 +179,14 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
             say(f"<tool>{result.error or result.result}</tool>\n", learned=False)
         say(f"<{call.role}>{call.text.strip()}</{call.role}>\n")
     say("" if episode.answer is None else as_response(episode.task, episode.answer))
-    return [*tokens, chat.end_of_turn], [*spoken, True]
+    return [*tokens, chat.end_of_turn], [*is_learned, True]
 
 
 def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
     """The tokens of the first prompt that this run's workflow makes of a task."""
     limits = config.rollout.limits
-    whose = lambda role, slot: chat  # for any role that opens the workflow
-    running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, whose, limits)
+    chat_of = lambda role, slot: chat  # for any role that opens the workflow
+    running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, chat_of, limits)
     try:
         calls = [item for item in running.advance() if isinstance(item, Ask)]
     finally:

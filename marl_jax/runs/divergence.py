@@ -43,7 +43,7 @@ def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str,
 
 @contextlib.contextmanager
 def finite(run: Run, state: State) -> Iterator[None]:
-    """A context that uses the policies of this state; numbers that are not finite raise `Diverged`."""
+    """A context that uses the policies of this state; after step 0, numbers that are not finite raise `Diverged`."""
     try:
         yield
     except NotFinite as error:
@@ -55,10 +55,10 @@ def finite(run: Run, state: State) -> Iterator[None]:
 
 def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
     """The error of step `step`; the checkpoint of step `bad` is not finite, and is set aside."""
-    return Diverged(hosts.from_first(lambda: _recorded(folder, config, step, what, bad)))
+    return Diverged(hosts.from_first(lambda: _record(folder, config, step, what, bad)))
 
 
-def _recorded(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
+def _record(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
     """The text of the error, which is also written to the folder; the bad checkpoint is set aside."""
     checkpoints = folder / "checkpoints"
     if bad is not None and (checkpoints / str(bad)).exists():
@@ -78,8 +78,8 @@ def _recorded(folder: Path, config: RunConfig, step: int, what: str, bad: int | 
 def ways_out(config: RunConfig) -> str:
     """Settings to change, with their present values."""
     optimiser = config.learner.optimiser
-    own = "".join(f", that of '{policy}' {rate:g}" for policy, rate in config.learner.learning_rates.items())
-    others = f"{own} by --config.learner.learning_rates" if own else ""
+    rates = "".join(f", that of '{name}' {rate:g}" for name, rate in config.learner.learning_rates.items())
+    others = f"{rates} by --config.learner.learning_rates" if rates else ""
     return (
         f"lower --config.learner.optimiser.schedule.learning_rate ({optimiser.schedule.learning_rate:g}{others}) or "
         f"--config.learner.optimiser.grad_clip ({optimiser.grad_clip}), and start again with --accept_changes"

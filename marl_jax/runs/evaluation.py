@@ -108,12 +108,12 @@ def _role(table: Table, rows: np.ndarray, worth: np.ndarray, known: np.ndarray) 
         "kind": kind,
         "calls": int(rows.sum()),
         "unreadable": 1 - int(table.readable[rows].sum()) / int(rows.sum()),
-        **(_verdicts(table, rows & known, worth) if kind == "judge" else _own(kind, worth[rows & known])),
+        **(_verdicts(table, rows & known, worth) if kind == "judge" else _work(kind, worth[rows & known])),
         **({"choice": chosen} if chosen else {}),
     }
 
 
-def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
+def _work(kind: str, work: np.ndarray) -> Mapping[str, Any]:
     """For a planner the mean grade of the calls that read it, for others the share that is right."""
     if kind == "planner":
         return {"mean": share(work)}

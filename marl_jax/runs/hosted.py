@@ -58,10 +58,10 @@ class Hosted:
 
     def _step(self, run: Run, state: State, at: PhasePosition, clock: Clock) -> Result:
         config, parts = run.config, run.parts
-        calls, counts = run.phases.collected_calls(at, state.step), None
+        calls, draws = run.phases.collected_calls(at, state.step), None
         if calls is None:
             with finite(run, state):
-                calls, counts = self._play_and_grade(run, state, at, clock)
+                calls, draws = self._play_and_grade(run, state, at, clock)
         run.live.phase("learning")
         learner = run.phases.learner(at.phase)
         with clock("learn", lambda: learner.watch.seconds):
@@ -86,9 +86,9 @@ class Hosted:
                     )
             except NonFiniteGradients as error:  # left out: the policies are good, and can be saved
                 (trees, learned, report), failure = error.outcome, str(error)
-        draws = dataclasses.asdict(counts) if counts else {}
-        counted = {f"draws/{name}": value for name, value in draws.items()}
-        return Result(table, groups, counted, report, trees, learned, failure)
+        numbers = dataclasses.asdict(draws) if draws else {}
+        counts = {f"draws/{name}": value for name, value in numbers.items()}
+        return Result(table, groups, counts, report, trees, learned, failure)
 
     def _play_and_grade(
         self, run: Run, state: State, at: PhasePosition, clock: Clock
@@ -134,8 +134,8 @@ class Hosted:
                 return reward(sample(tasks, 0)), None
 
             def learns(table: Table) -> np.ndarray:
-                trains = table.replace(trains=run.phases.trains(at.phase, table))
-                return run.phases.learner(at.phase).learns(trains, state.step)
+                table = table.replace(trains=run.phases.trains(at.phase, table))
+                return run.phases.learner(at.phase).learns(table, state.step)
 
             return resample(
                 sample, reward, tasks, config.advantages, draws=draws, presets=presets, learns=learns

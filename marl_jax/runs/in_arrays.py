@@ -91,12 +91,12 @@ class Compiled:
             shared = "data" if mesh.shape["data"] > 1 else None
             # Inside of loops XLA exchanges pieces of sharded weights, and waits for all devices: unless all devices
             # take the same number of turns, a run hangs.
-            in_step = shared if config.mesh.model > 1 else None
-            self._halves, self._layouts = make(data_axis=shared, seeds_axis=in_step), [Layout.over(mesh)]
+            loop_axis = shared if config.mesh.model > 1 else None
+            self._halves, self._layouts = make(data_axis=shared, seeds_axis=loop_axis), [Layout.over(mesh)]
         else:
             self._halves = make(seeds_axis="seeds" if self._side_by_side else None)
-        self._programs: dict[int, list[Any]] = {}  # by number of the layout
-        self._fixed: dict[int, Any] = {}  # by number of the layout: placed weights that no step changes
+        self._programs: dict[int, list[Any]] = {}  # by index of the layout
+        self._fixed: dict[int, Any] = {}  # by index of the layout: placed weights that no step changes
         self._workers = Workers("compiled", len(self._layouts), finish=True)
         self.make_engines: Callable[[State], Hosted] | None = None
         self.engines: Hosted | None = None
@@ -132,8 +132,8 @@ class Compiled:
             inputs = [self._inputs(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
         jobs, columns = self._begin(inputs)
         tables = list[Table]()
-        for seed, (run, state, drawn, seed_columns) in enumerate(zip(runs, states, tasks, columns)):
-            job = jobs[seed % len(jobs)]
+        for number, (run, state, drawn, seed_columns) in enumerate(zip(runs, states, tasks, columns)):
+            job = jobs[number % len(jobs)]
             with clock("program"):
                 self._workers.wait([seed_columns, job], runs[0].stop.check)
                 if job.done():
@@ -143,9 +143,9 @@ class Compiled:
         with clock("program"):
             for job in jobs:
                 self._workers.wait([job], runs[0].stop.check)
-            learned = [jobs[seed % len(jobs)].result()[seed // len(jobs)] for seed in range(len(inputs))]
+            outputs = [jobs[n % len(jobs)].result()[n // len(jobs)] for n in range(len(inputs))]
         with clock("table"):
-            return [self._results(*outcome, at) for outcome in zip(runs, states, tables, learned)]
+            return [self._result(*of_seed, at) for of_seed in zip(runs, states, tables, outputs)]
 
     def _mesh(self) -> Mesh:
         """The devices along "data"; along "model", too, if weights are sharded."""
@@ -165,37 +165,37 @@ class Compiled:
         return before, words, compiled.tasks_of(self._cast, tasks, self._width)
 
     def _begin(self, inputs: Sequence[Any]) -> tuple[list[Future[list[Any]]], list[Future[Columns]]]:
-        """(by layout: the outputs of its seeds, by seed: the played columns, which are set before policies learn)."""
+        """Futures: by layout, the outputs of its seeds; by seed, the played columns, set before policies learn."""
         count, played = len(self._layouts), [Future[Columns]() for _ in inputs]
 
-        def work(place: int) -> list[Any]:
-            numbers = range(place, len(inputs), count)
+        def work(index: int) -> list[Any]:
+            numbers = range(index, len(inputs), count)
             if not self._side_by_side:
-                return [self._step_of(place, inputs[n], played[n].set_result) for n in numbers]
+                return [self._step_of(index, inputs[n], played[n].set_result) for n in numbers]
 
             def publish(columns: Columns) -> None:
                 for number, seed_columns in zip(numbers, _unstack(columns, len(numbers))):
                     played[number].set_result(seed_columns)
 
             group = [inputs[number] for number in numbers]
-            return _unstack(self._step_of(place, _stack(group), publish), len(numbers)) if numbers else []
+            return _unstack(self._step_of(index, _stack(group), publish), len(numbers)) if numbers else []
 
-        return [self._workers.submit(work, place) for place in range(count)], played
+        return [self._workers.submit(work, index) for index in range(count)], played
 
-    def _step_of(self, place: int, inputs: Any, publish: Callable[[Columns], None]) -> Any:
+    def _step_of(self, index: int, inputs: Any, publish: Callable[[Columns], None]) -> Any:
         """(trees and learner, columns, metrics) of a seed, or of the stacked seeds of one program.
 
         `publish` is called with the columns as soon as they exist, while the policies still learn.
         """
-        (state, *rest), layout = inputs, self._layouts[place]
-        if place not in self._fixed:
+        (state, *rest), layout = inputs, self._layouts[index]
+        if index not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
-            self._fixed[place] = layout.place(fixed)
-        placed = (layout.place(state.replace(**self._fixed[place])), *rest)
-        if place not in self._programs:
+            self._fixed[index] = layout.place(fixed)
+        placed = (layout.place(state.replace(**self._fixed[index])), *rest)
+        if index not in self._programs:
             with _no_collection():
-                self._programs[place] = self._loaded_or_compiled(layout, placed)
-        after, columns, metrics = take_step(self._programs[place], *placed)
+                self._programs[index] = self._loaded_or_compiled(layout, placed)
+        after, columns, metrics = take_step(self._programs[index], *placed)
         publish(jax.device_get(columns.replace(**dict.fromkeys(learner_columns(columns)))))
         return after, *jax.device_get((columns, metrics))
 
@@ -217,9 +217,9 @@ class Compiled:
             checked(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
             halves = map(checked, halves)
-        with kept.jax_cache_hits(file) as loaded:
+        with kept.jax_cache_hits(file) as hits:
             programs = run_parallel("compile", self.compiled, halves)
-        kept.keep(file, programs, max(needs, key=self._needed), loaded)
+        kept.keep(file, programs, max(needs, key=self._needed), hits)
         return programs
 
     def _compiler_options(self) -> dict[str, Any] | None:
@@ -270,7 +270,7 @@ class Compiled:
         return traced.lower().compile(compiler_options=self._compiler_options())
 
     def _home(self, leaf: Any) -> Any:
-        """The placement that checkpoints use: on the configuration's mesh, or on one device."""
+        """The leaf, placed as checkpoints have it: on the configuration's mesh, or on one device."""
         if not isinstance(leaf, jax.Array):
             return leaf
         mesh = self._parts.mesh
@@ -287,15 +287,15 @@ class Compiled:
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
         return table
 
-    def _results(self, run: Run, state: State, table: Table, outputs: Any, at: PhasePosition) -> Result:
+    def _result(self, run: Run, state: State, table: Table, outputs: Any, at: PhasePosition) -> Result:
         (trees, learner_states), columns, metrics = outputs
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
         learner, reported = run.phases.learner(at.phase), run.phases.reported(table)
         rows, states = table.take(reported), {}
         for name, learner_state in learner_states.items():
-            counts = {count: int(value) for count, value in jax.device_get(learner_state.counts).items()}
-            states[name] = jax.tree.map(self._home, learner_state).replace(**counts)
+            numbers = {count: int(value) for count, value in jax.device_get(learner_state.counts).items()}
+            states[name] = jax.tree.map(self._home, learner_state).replace(**numbers)
         trees = jax.tree.map(self._home, trees)
         learned = learner.learns(rows, state.step)
         computed = _evidence(self._config, columns, np.flatnonzero(reported), learned)
@@ -312,12 +312,12 @@ class Compiled:
         except NonFiniteGradients as error:
             outcome, failure = error.outcome, str(error)
         trees, states, report = outcome
-        counted = {"beyond": int(metrics["beyond"])}
-        return Result(table, groups, counted, report, trees, states, failure)
+        counts = {"beyond": int(metrics["beyond"])}
+        return Result(table, groups, counts, report, trees, states, failure)
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
-    """As many devices as the run was begun on; at first those of the mesh, or all of a CPU that can share the work."""
+    """As many devices as the run began on; at first the mesh's, else one, or all of a CPU that can share the work."""
     available, model = jax.local_devices(), config.mesh.model
     wanted = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
     if wanted is None:
@@ -358,7 +358,7 @@ def _stack(inputs: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         name: jax.tree.map(stack, *(getattr(state, name) for state in states))
         for name in ("trees", "learner", "step")
     }
-    return states[0].replace(**changing), *(jax.tree.map(stack, *some) for some in rest)
+    return states[0].replace(**changing), *(jax.tree.map(stack, *values) for values in rest)
 
 
 def _unstack(tree: Any, count: int) -> list[Any]:
@@ -378,7 +378,7 @@ def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np
         evidence.write(name, learned, [column[row, : length[row]] for row in positions[learned]])
     if columns.ref_logp is not None:  # no entry for a policy without an anchored role
         anchors, owners = config.learner.interventions.kl_coef, config.policies.map
-        anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, one)) for one in table.policies])
+        anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, p)) for p in table.policies])
         some = learned[anchored[table.policy[positions[learned]]]]
         evidence.write("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in positions[some]])
     return evidence

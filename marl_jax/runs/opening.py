@@ -93,7 +93,7 @@ def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(os.path.expanduser(workdir)).absolute()
-    return [path] if config.seeds == 1 else [path / f"seed-{seeded.seed}" for seeded in _each_seed(config)]
+    return [path] if config.seeds == 1 else [path / f"seed-{c.seed}" for c in _each_seed(config)]
 
 
 def open_runs(
@@ -117,8 +117,8 @@ def open_runs(
         places = folders_of(config, workdir)
         _check_seeds(config, workdir)
         claimed = [stack.enter_context(open_folder(place)) for place in places]
-        for seeded, folder in zip(configs, claimed):
-            refuse_the_same(folder, seeded, accept_changes)
+        for seed_config, folder in zip(configs, claimed):
+            refuse_the_same(folder, seed_config, accept_changes)
         return claimed
 
     folders = hosts.from_first(opened)
@@ -129,8 +129,8 @@ def open_runs(
         loaded, compiled, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = loaded.parts
         networks = parts.networks(config.policies.remat, config.policies.attention)
-        phases = [Phases(seeded, parts, networks, folder) for seeded, folder in zip(configs, folders)]
-        states = [_initial_state(seeded, parts, run_phases) for seeded, run_phases in zip(configs, phases)]
+        phases = [Phases(c, parts, networks, folder) for c, folder in zip(configs, folders)]
+        states = [_initial_state(c, parts, run_phases) for c, run_phases in zip(configs, phases)]
         retention = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
         for folder in folders:
@@ -148,16 +148,16 @@ def open_runs(
     stop.check_together()
 
     runs = list[Run]()
-    for seeded, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
-        view = live if not runs else live.for_seed(f"seed {seeded.seed}")
-        metrics, evaluations, boards = _records(seeded, folder, state.step, view, stack)
+    for seed_config, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
+        view = live if not runs else live.for_seed(f"seed {seed_config.seed}")
+        metrics, evaluations, boards = _records(seed_config, folder, state.step, view, stack)
         watched = loaded.splits.get("val", ())[: config.evaluation.problems]
-        problems = TaskIterator(loaded.splits["train"], seeded.data.problems, state.position)
+        problems = TaskIterator(loaded.splits["train"], seed_config.data.problems, state.position)
         seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
         watch = judge(*seen)
         runs.append(
-            Run(seeded, parts, folder, problems, list(watched), _about(seeded, loaded), run_phases, store, metrics,
-                evaluations, watch, boards, view, stop, pace)
+            Run(seed_config, parts, folder, problems, list(watched), _about(seed_config, loaded), run_phases, store,
+                metrics, evaluations, watch, boards, view, stop, pace)
         )  # fmt: skip
     return _road(compiled, settled, runs, states, stack), runs, states
 
@@ -165,7 +165,7 @@ def open_runs(
 def check_before_run(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     """The checks of a start that need no data files, for a plan: those of bases that exist, and of generated tasks.
 
-    The device is not checked. Returns the compiled road, if the configuration names it.
+    The device is not checked. Returns the compiled road, if the configuration names it and tasks are generated.
     """
     if config.road == "compiled":
         check_settings(config)
@@ -341,7 +341,7 @@ def _about(config: RunConfig, loaded: Loaded) -> dict[str, Any]:
 def _load(
     configs: Sequence[RunConfig], folders: Sequence[Path], accept_changes: bool, live: Live, stop: Stop
 ) -> tuple[Loaded, Compiled | None, dict[str, Any], Pace]:
-    """The parts of the run, checked before compilation; the settings of the first start; measured step times."""
+    """The parts of the run, checked before compilation; its compiled road; settings of the first start; step times."""
     config = configs[0]
     if problems := unset_settings(config):
         raise ConfigError(problems)
@@ -362,8 +362,8 @@ def _load(
     _agree({"digests": digests})
 
     def begin_all() -> dict[str, Any]:
-        for seeded, folder in zip(configs, folders):
-            settled = begin(folder, seeded, digests, engine, accept_changes=accept_changes)
+        for seed_config, folder in zip(configs, folders):
+            settled = begin(folder, seed_config, digests, engine, accept_changes=accept_changes)
         return settled
 
     settled = hosts.from_first(begin_all)
@@ -394,7 +394,7 @@ def _load(
 def _compiled_road(
     config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
 ) -> tuple[Compiled | None, str]:
-    """The compiled road, if it is chosen and supports the cell; and the text about the road on the first page."""
+    """The compiled road, unless the run or its cell needs the hosted one; and the first page's text about the road."""
     if hosts.count() > 1:
         return None, f"hosted, shared by {hosts.count()} processes"
     if config.road == "hosted":
@@ -466,7 +466,7 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
     policies, services = run.parts.frozen_trees() | state.trees, list[Engines]()
     make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
 
-    def first() -> Shapes:
+    def make_first() -> Shapes:
         settled = read(run.folder)["settled"]
         shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
@@ -475,7 +475,7 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
             _settle(runs, **settled_form(services[0].settings), measured=True)
         return services[0].settings
 
-    shapes = hosts.from_first(first)
+    shapes = hosts.from_first(make_first)
     if not services:
         services.append(make(shapes, state.updates, measured=True))
     service = services[0]
@@ -498,8 +498,8 @@ def _records(
 
     Evaluations by `experiments.evaluate` are not made again: those of the base stay, and a warning is shown for others.
     """
-    written = JsonLines if hosts.is_first() else NoLines
-    metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")
+    writer = JsonLines if hosts.is_first() else NoLines
+    metrics, evaluations = writer(folder / "metrics.jsonl"), writer(folder / "eval.jsonl")
     for record in (metrics, evaluations):
         stack.callback(record.close)
     metrics.rewind(step or -1)

@@ -1,7 +1,7 @@
 """Phases of a run, as the loop uses them: the roles that train in a step, the learner, and the source of calls.
 
     state ──enter──► weights, optimiser states and reference with which the phase begins         (before its first step)
-    place ──learner, references, trains, collected_calls──► what each of its steps needs
+    position ──learner, references, trains, collected_calls──► what each of its steps needs
 
 Nothing here is saved: the weights at the start of a phase are in `State`, and so in every checkpoint.
 """
@@ -62,7 +62,7 @@ class Phases:
         return learner
 
     def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
-        """`State.reference` before any phase; set if a phase needs it, so that all checkpoints have the same trees."""
+        """`State.reference` before any phase; set if a phase needs it: all checkpoints have the same entries."""
         _, to_others = references(self._config.learner, self._config.phases)
         return {name: _copied(tree) for name, tree in trees.items()} if to_others else None
 
@@ -71,7 +71,7 @@ class Phases:
         return self.learner(self._list[0]).init(trees)
 
     def check(self, trees: Mapping[str, Tree]) -> None:
-        """Refuse weights of other runs whose shapes are not those of the policies, and calls that do not fit them."""
+        """Refuse weights and calls of other runs that do not fit the policies: in shapes, base, roles or tokens."""
         for number, phase in enumerate(self._config.phases):
             if phase.source.partition(":")[0] not in ("play", "collected") and not phase.flatten:
                 with_own_policies(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)

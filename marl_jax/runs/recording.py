@@ -32,8 +32,8 @@ def record_step(
 
 def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
     """Write the first problems of an evaluation: the same ones each time, with the same noise."""
-    if wanted := config.evaluation.recorded:
-        _write(folder / f"val-{step:06d}.parquet", config, step, table, wanted, decode)
+    if most := config.evaluation.recorded:
+        _write(folder / f"val-{step:06d}.parquet", config, step, table, most, decode)
 
 
 def tool_log(folder: Path, name: str) -> ToolLog:
@@ -50,18 +50,18 @@ def _write(
     config: RunConfig,
     step: int,
     table: Table,
-    wanted: int,
+    most: int,
     decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """Write as many of the `wanted` problems, with all their episodes, as fit into a file's share of the budget.
+    """Write up to `most` problems, with all their episodes: as many as fit into a file's share of the budget.
 
     A single problem above the share is kept while all files are within the part of the budget that is due by this
     step: long texts are recorded less often, but to the end of the run.
     """
     by_task = itertools.groupby(table.bare_episodes, lambda bare: bare.task.id)
     ends = list(itertools.accumulate(len(list(episodes)) for _, episodes in by_task))
-    problems = min(wanted, len(ends))
+    problems = min(most, len(ends))
     budget = 1e6 * config.logging.episodes_size
     share = budget / _files(config)
     while problems:

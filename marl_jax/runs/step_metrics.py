@@ -52,7 +52,7 @@ class Clock:
         self._step = time.perf_counter()
 
     def measures(self, tokens: int) -> dict[str, float]:
-        """The values `time/NAME` of the step that ends; all but `time/step` begin where the step before ended."""
+        """The values `time/NAME` of the step that ends; phases and `time/wall` count from the end of the one before."""
         now = self._count()
         step, wall, self._line = now - self._step, now - self._line, now
         spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
@@ -133,14 +133,14 @@ def branching(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def form(table: Table) -> dict[str, dict[str, float]]:
     """{role: length and readability of its completions}, to compare with those of its first completions."""
-    shapes = {}
+    by_role = {}
     sampled = table.take(table.length > 0)
     for role in sampled.present():
         rows = sampled.take(sampled.having(role=role))
-        shares = {
+        values = {
             "length": rows.length,
             "truncated_share": rows.truncated,
             "unreadable_share": ~rows.readable,
         }
-        shapes[role] = {name: float(np.mean(share)) for name, share in shares.items()}
-    return shapes
+        by_role[role] = {name: float(np.mean(column)) for name, column in values.items()}
+    return by_role

@@ -59,7 +59,7 @@ class Layout(NamedTuple):
         return jax.device_put(state, jax.tree.map(sharding_of, state))
 
     def step(self, step: compiled.Step) -> Callable[..., Any]:
-        """The whole step as one function, whose returned state has only the parts that a step changes."""
+        """The complete step as one function; of the new state it returns only the parts that a step changes."""
 
         def changing(*args: Any) -> tuple[Any, Any, Any]:
             after, columns, metrics = step(*args)

@@ -50,10 +50,10 @@ class Stop:
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():  # other threads leave signals alone
             outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as set by nohup
-            wanted = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
+            numbers = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
             if self.patience is not None:
                 self._set_wakeup()
-            self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +69,7 @@ class Stop:
     def requested(self) -> bool:
         """Whether a stop is requested; if so, the main thread handles it from here on."""
         if self.asked and threading.current_thread() is threading.main_thread():
-            with self._leaving:  # waits for ever if the process is ending already
+            with self._leaving:  # waits while another thread ends the process
                 self._handled.set()
         return self.asked
 

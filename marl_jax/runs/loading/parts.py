@@ -210,7 +210,7 @@ def make_mesh(config: RunConfig) -> Mesh | None:
             f"mesh.data {data} x mesh.model {model} needs {data * model} devices{here}; there are {len(devices)}"
         )
     axes, auto, devices = ("data", "model"), (AxisType.Auto,) * 2, devices[: data * model]
-    if config.mesh.hosts > 1:  # in the order of `hosts.mesh_of_all`; that of JAX differs on some TPUs
+    if config.mesh.hosts > 1:  # in the order of `layout.mesh_of_all`; that of JAX differs on some TPUs
         return Mesh(np.array(devices).reshape(data, model), axes, axis_types=auto)
     return jax.make_mesh((data, model), axes, axis_types=auto, devices=devices)
 

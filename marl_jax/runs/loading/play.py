@@ -114,7 +114,7 @@ def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) ->
 
 def settled_form(shapes: Shapes) -> dict[str, Any]:
     """The shapes as in `config.json`: `engine` if all engines have the same, else `engines` by base."""
-    forms = {base: fields.to_json(one) for base, one in shapes.items()}
+    forms = {base: fields.to_json(engine) for base, engine in shapes.items()}
     return {"engines": forms} if len({*shapes.values()}) > 1 else {"engine": next(iter(forms.values()))}
 
 
@@ -213,8 +213,8 @@ def make_service(
 def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     """The player of a configuration, for training and for evaluation."""
     shapes = service.settings
-    one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
-    lanes = sum(shapes[base].lanes for base in one_each.values())
+    base_of = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
+    lanes = sum(shapes[base].lanes for base in base_of.values())
     needs_no_answer = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
     options = config.rollout
     # The longest call: the engine's own context is rounded up by an amount that depends on the kind of device.
@@ -246,5 +246,5 @@ def _summed(progress: Progress) -> Progress:
     parts = hosts.from_all(lambda: progress)
     if len(parts) == 1:
         return progress
-    counts = {name: sum(getattr(one, name) for one in parts) for name in ("episodes", "failed", "silent")}
-    return Progress(**counts, first_error=next(filter(None, (one.first_error for one in parts)), ""))
+    counts = {name: sum(getattr(part, name) for part in parts) for name in ("episodes", "failed", "silent")}
+    return Progress(**counts, first_error=next(filter(None, (part.first_error for part in parts)), ""))
