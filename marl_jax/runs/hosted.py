@@ -86,8 +86,7 @@ class Hosted:
                     )
             except NonFiniteGradients as error:  # left out: the policies are good, and can be saved
                 (trees, learned, report), failure = error.outcome, str(error)
-        numbers = dataclasses.asdict(draws) if draws else {}
-        counts = {f"draws/{name}": value for name, value in numbers.items()}
+        counts = {f"draws/{k}": v for k, v in dataclasses.asdict(draws).items()} if draws else {}
         return Result(table, groups, counts, report, trees, learned, failure)
 
     def _play_and_grade(

@@ -376,11 +376,11 @@ def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np
     table, length = columns.table, columns.table.length
     for name, column in values.items():
         evidence.write(name, learned, [column[row, : length[row]] for row in positions[learned]])
-    if columns.ref_logp is not None:  # no entry for a policy without an anchored role
+    if (ref_logp := columns.ref_logp) is not None:  # no entry for a policy without an anchored role
         anchors, owners = config.learner.interventions.kl_coef, config.policies.map
         anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, p)) for p in table.policies])
-        some = learned[anchored[table.policy[positions[learned]]]]
-        evidence.write("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in positions[some]])
+        learned = learned[anchored[table.policy[positions[learned]]]]
+        evidence.write("ref_logp", learned, [ref_logp[row, : length[row]] for row in positions[learned]])
     return evidence
 
 

@@ -183,9 +183,8 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
     results = road.step(runs, states, at, clock)
     with clock("log"):
         after = [_after(run, at, state, result) for run, state, result in zip(runs, states, results)]
-    runs[0].pace.step(
-        (times := clock.measures(sum(int(result.table.length.sum()) for result in results)))["time/step"]
-    )
+    times = clock.measures(sum(int(result.table.length.sum()) for result in results))
+    runs[0].pace.step(times["time/step"])
     with clock("log"):
         ungraded = sum(hosts.from_all(newly_ungraded))
         for run, result, (state, values) in zip(runs, results, after):
@@ -297,20 +296,19 @@ def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any]
             finished=grader.start,
         )
     graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
+    count = sum(hosts.from_all(newly_ungraded))
+    ungraded = {"ungraded": count} if count else {}
 
-    lost = sum(hosts.from_all(newly_ungraded))
-
-    def writing() -> dict[str, Any]:
+    def write_line() -> dict[str, Any]:
         decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
-        line = summary(graded, samples, before, run.parts.metric) | ({"ungraded": lost} if lost else {})
+        line = summary(graded, samples, before, run.parts.metric) | ungraded
         run.evaluations.write(state.step, run.about | line)
         for board in run.boards:
             board.write(state.step, {"eval": line})
         return line
 
-    line = hosts.from_first(writing)
-    return {"step": state.step, **run.about, **line}
+    return {"step": state.step, **run.about, **hosts.from_first(write_line)}
 
 
 def save(run: Run, state: State) -> None:
