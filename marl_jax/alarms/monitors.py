@@ -208,9 +208,8 @@ def _paid_for_less(history: History, limits: Limits) -> Findings:
 def _change(history: History, key: str) -> tuple[float, float] | None:
     """(mean of the last values - mean of the first, the same in standard errors); None in the first steps."""
     first, last = history.first(key), history.last(key)
-    if (
-        not last or history.step < 2 * WINDOW
-    ):  # in a later phase overlapping values stay below 3 standard errors
+    # In a later phase the values may overlap; they are then never 4 standard errors apart.
+    if not last or history.step < 2 * WINDOW:
         return None
     change = mean(last) - mean(first)
     error = math.sqrt((np.var(first, ddof=1) + np.var(last, ddof=1)) / WINDOW)
