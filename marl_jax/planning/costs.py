@@ -167,26 +167,26 @@ def attention(model: Model, shape: Shape) -> Attention:
 
 def kept(model: Model, shape: Shape) -> int:
     """Bytes kept for the backward pass: the activations of all layers, and the head."""
-    c, how = model.config, attention(model, shape)
+    c, attn = model.config, attention(model, shape)
     if model.remat == "none":
         layers = c.num_hidden_layers * _layer_kept(model, shape)
     else:
         layers = int(model.kept(model.remat) * shape.tokens) * model.width
-        if model.remat == "dots" and how.flash and model.platform == "gpu":  # outputs of cuDNN's kernel
-            layers += c.num_hidden_layers * how.rows * how.length * model.heads * model.width
+        if model.remat == "dots" and attn.flash and model.platform == "gpu":  # outputs of cuDNN's kernel
+            layers += c.num_hidden_layers * attn.rows * attn.length * model.heads * model.width
     return layers + model.head * model.width
 
 
 def working(model: Model, shape: Shape, chunk: int) -> int:
     """Other bytes of the backward pass: at its start logits of a chunk, later one layer and the gradient so far."""
-    c, how = model.config, attention(model, shape)
+    c, attn = model.config, attention(model, shape)
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
     logits = 2 * at_once * c.vocab_size * 4
-    plain, tree = 4 * c.num_attention_heads * how.causal, 4 * c.num_attention_heads * how.scored
-    tree //= how.parts
-    if how.flash:
+    plain, tree = 4 * c.num_attention_heads * attn.causal, 4 * c.num_attention_heads * attn.scored
+    tree //= attn.parts
+    if attn.flash:
         # The mask, also as a bias: an overestimate if no row needs one.
-        plain = 3 * how.rows * how.length**2 if model.platform == "gpu" else 0
+        plain = 3 * attn.rows * attn.length**2 if model.platform == "gpu" else 0
     recomputed = 0 if model.remat == "none" else _layer_kept(model, shape)
     mlp = shape.tokens * (2 * c.intermediate_size + c.hidden_size) * model.width
     layer = recomputed + plain + tree + max(mlp, 2 * plain + tree)
@@ -195,15 +195,15 @@ def working(model: Model, shape: Shape, chunk: int) -> int:
 
 def _layer_kept(model: Model, shape: Shape) -> int:
     """Bytes that one layer keeps if it computes nothing again."""
-    how = attention(model, shape)
+    attn = attention(model, shape)
     numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
-    if not how.flash:  # keys and values in front of each block, half of them on average; one block is traced
-        numbers += how.rows * model.kv_heads * max(0, how.length**2 / block_size(how.length) - how.length)
-    if how.scored and how.parts == 1:  # copied keys and values, and unnormalised outputs
-        numbers += 2 * how.copied * model.kv_heads + shape.rows * shape.branches * shape.length * model.heads
+    if not attn.flash:  # keys and values in front of each block, half of them on average; one block is traced
+        numbers += attn.rows * model.kv_heads * max(0, attn.length**2 / block_size(attn.length) - attn.length)
+    if attn.scored and attn.parts == 1:  # copied keys and values, and unnormalised outputs
+        numbers += 2 * attn.copied * model.kv_heads + shape.rows * shape.branches * shape.length * model.heads
     elif shape.prefix:  # queries, keys, values and outputs of the rows
-        numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
-    scores = how.scored if how.parts == 1 else 0
+        numbers += attn.rows * attn.length * 2 * (model.heads + model.kv_heads)
+    scores = attn.scored if attn.parts == 1 else 0
     return int(numbers * model.width) + 4 * model.config.num_attention_heads * scores
 
 
@@ -212,8 +212,8 @@ def _layer_kept(model: Model, shape: Shape) -> int:
 
 def forward_operations(model: Model, shape: Shape) -> int:
     """Operations for the hidden states and the log-probs of one micro-batch."""
-    how = attention(model, shape)
-    layers = _layers_forward(model, shape.tokens, how.causal + how.scored)
+    attn = attention(model, shape)
+    layers = _layers_forward(model, shape.tokens, attn.causal + attn.scored)
     return int(layers) + 2 * shape.rows * shape.sampled * model.head
 
 
@@ -222,8 +222,8 @@ def update_operations(model: Model, shape: Shape) -> int:
     times = 4 if model.remat == "layer" else 3
     head = 2 * shape.rows * shape.sampled * model.head
     # Logits are computed twice, and so are scores that are not kept.
-    how = attention(model, shape)
-    recomputed = head + int(_layers_forward(model, 0, how.causal + (how.scored if how.parts > 1 else 0)))
+    attn = attention(model, shape)
+    recomputed = head + int(_layers_forward(model, 0, attn.causal + (attn.scored if attn.parts > 1 else 0)))
     full = times * forward_operations(model, shape) + recomputed
     if not model.lora_rank:
         return full
@@ -232,7 +232,7 @@ def update_operations(model: Model, shape: Shape) -> int:
 
 
 def serving_operations(model: Model, tokens: float, seen: float, adapters: int) -> float:
-    """Operations of the layers for tokens that see `seen` tokens on average; `adapters` is the size of all adapters."""
+    """Operations of layers for tokens that see `seen` tokens on average, through adapters of `adapters` numbers."""
     return _layers_forward(model, tokens, tokens * seen) + 2 * tokens * adapters
 
 

@@ -110,11 +110,11 @@ class Demand:
         """(prompt, sampled) tokens of calls that lanes are planned for.
 
         Lengths change as policies learn. Lanes planned for the assumed lengths alone leave a few for all calls that
-        turn out longer. So for every `HEDGE` of these, one call of an episode of the longest calls is added.
+        turn out longer. So one call of the longest episode is added for every `HEDGE` calls, and each at least once.
         """
-        asked = [(len(call.prompt), call.new) for call in self.of(policies)]
+        calls = [(len(call.prompt), call.new) for call in self.of(policies)]
         longest = [(len(call.prompt), call.new) for call in self.longest if call.policy in policies]
-        return (*asked, *itertools.islice(itertools.cycle(longest), max(len(longest), len(asked) // HEDGE)))
+        return (*calls, *itertools.islice(itertools.cycle(longest), max(len(longest), len(calls) // HEDGE)))
 
     def histories(self, policies: Sequence[str]) -> int:
         """The most histories of an episode that are kept at a time for these policies."""
@@ -134,10 +134,10 @@ def dry_run(
     tasks = [
         Task(str(i), config.data.family, f"{i}{question[1:]}", public_tests=({},)) for i in range(problems)
     ]
-    asked, failed = _play(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
+    calls, failed = _play(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
     full_length = dataclasses.replace(assumptions, completion=Lengths(1.0, 0.0))
     longest, _ = _play(config, workflow, prompts, full_length, tasks[:1], 1)
-    return Demand(asked, problems, assumptions, longest, failed)
+    return Demand(calls, problems, assumptions, longest, failed)
 
 
 def _play(
@@ -148,8 +148,8 @@ def _play(
     tasks: Sequence[Task],
     samples: int,
 ) -> tuple[tuple[PlannedCall, ...], str]:
-    speller, longest = Speller(assumptions), config.engine.max_prompt
-    asked, failed = play(
+    speller, most = Speller(assumptions), config.engine.max_prompt
+    calls, failed = play(
         dataclasses.replace(workflow, name=config.workflow.name),
         tasks,
         prompts,
@@ -160,9 +160,7 @@ def _play(
         samples=samples,
         limits=dataclasses.replace(config.rollout.limits, context=None),
     )
-    cut = [
-        dataclasses.replace(call, prompt=call.prompt[-longest:], fed=min(call.fed, longest)) for call in asked
-    ]
+    cut = [dataclasses.replace(call, prompt=call.prompt[-most:], fed=min(call.fed, most)) for call in calls]
     return tuple(cut), failed
 
 
@@ -194,14 +192,14 @@ def play(
     )
     if engine.trouble:
         raise PlanError(engine.trouble)
-    return engine.asked, next((bare.error for bare in table.bare_episodes if bare.error), "")
+    return engine.record, next((bare.error for bare in table.bare_episodes if bare.error), "")
 
 
 class SilentEngine:
     """An engine without a model: a step answers all waiting requests. The workflow sets the next `calls`."""
 
     def __init__(self, say: Say):
-        self.asked: list[PlannedCall] = []
+        self.record: list[PlannedCall] = []
         self.trouble = ""  # a message about the first thing that the configuration lacks
         self.calls: Iterator[Call] = iter(())
         self._say = say
@@ -227,7 +225,7 @@ class SilentEngine:
         self._fed.add((request.policy, tokens))
         if request.keep:
             kept.append((*tokens, *completion[:-1]))
-        asked = PlannedCall(
+        planned = PlannedCall(
             role=call.role,
             slot=call.slot,
             policy=str(request.policy),
@@ -239,10 +237,10 @@ class SilentEngine:
             first=call.after is None,
             keeps_row=request.keep and not shared,
         )
-        self.asked.append(asked)
+        self.record.append(planned)
         ended = "stop" if len(completion) < request.max_new_tokens else "length"
-        self._waiting.append((len(self.asked), Completion(completion, [0.0] * len(completion), ended)))  # type: ignore[arg-type]
-        return len(self.asked)
+        self._waiting.append((len(self.record), Completion(completion, [0.0] * len(completion), ended)))  # type: ignore[arg-type]
+        return len(self.record)
 
     def step(self) -> list[tuple[int, Completion]]:
         """Answer all waiting requests."""

@@ -51,7 +51,7 @@ SPREAD = Lengths()
 
 
 def read_lengths(text: str) -> Lengths:
-    """The lengths of a flag: a number, or mean:NUMBER and sigma:NUMBER; sigma is 0.6 if not given."""
+    """The lengths of a flag: a number, without spread, or mean:NUMBER,sigma:NUMBER with a sigma of 0.6 by default."""
     try:
         if ":" not in text:
             mean, sigma = float(text), 0.0

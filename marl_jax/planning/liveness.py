@@ -28,7 +28,7 @@ def count_equations(program: core.Jaxpr) -> int:
 
 
 def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
-    """The most bytes live at a time that a program makes, its results among them.
+    """The most bytes of arrays that a program makes, its results among them, and that are live at the same time.
 
     The arrays in `given` are freed after their last use, too.
     """
@@ -40,7 +40,7 @@ def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
         dying = {v for v in _variables(eqn.invars) if last[v] == number and v in written and v not in results}
         new = [] if name in FUSED else eqn.outvars
         made, freed = arrays_bytes(new), arrays_bytes([*dying])
-        inside = max((made_bytes(inner, own) for inner, own in _inner(eqn, dying)), default=0)
+        inside = max((made_bytes(inner, inputs) for inner, inputs in _inner(eqn, dying)), default=0)
         if name in LOOPS:
             now = made + inside - min(freed, made)
         elif inside:

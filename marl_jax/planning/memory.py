@@ -158,7 +158,7 @@ def _update_of(
     tree = 4 * model.trained
     cast = 0 if model.lora_rank or model.config.dtype == "float32" else model.weights
     cast += 2 * model.weights if model.widened else 0
-    # Dividing the parts takes them once more, and mixing them again, unless there is only one.
+    # Dividing the parts of the gradient copies all of them, and mixing them does so again, unless there is only one.
     copies = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     parts = [
         Part(GRADIENTS, streams * units * tree // share, "gradient"),
@@ -180,12 +180,12 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
     lanes = prompts = most = 0
     for group in decode_groups(specs):
         model, engine = model_of_group(config, sizes, group), engines[specs[group[0]].base]
-        own, kept = (of(model.config, engine, devices) for of in (lane_bytes, prefix_bytes))
-        working = memory_bytes(model.config, engine, 0, devices) - own - kept
+        in_lanes, in_rows = (count(model.config, engine, devices) for count in (lane_bytes, prefix_bytes))
+        working = memory_bytes(model.config, engine, 0, devices) - in_lanes - in_rows
         # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
         working -= engine.banks * (model.weights - size(abstract(model.config)["layers"])) // devices[1]
-        working += 2 * (own + model.weights) if model.widened else 0
-        lanes, prompts, most = lanes + own, prompts + kept, max(most, working)
+        working += 2 * (in_lanes + model.weights) if model.widened else 0
+        lanes, prompts, most = lanes + in_lanes, prompts + in_rows, max(most, working)
     return [Part(LANES, lanes, "always"), Part(PROMPTS, prompts, "always"), Part(SAMPLING, most, "sampling")]
 
 
@@ -231,12 +231,12 @@ def room(
     training: Sequence[Part],
     share: tuple[int, int],
 ) -> Room:
-    """The room of an engine. All weights leave `free` bytes; or the bases do, if training needs the `training` parts.
+    """The room of an engine. `free` bytes are left by all weights, or by the bases alone if there are `training` parts.
 
     Half of a host's memory, which other programs use, too; nine tenths of the memory that an accelerator has left.
     Updates and engines take turns. An engine has `share[0]` of every `share[1]` bytes.
     """
-    own, total = share
+    quota, total = share
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
     phases = dict.fromkeys(get_args(Phase), 0)
@@ -245,9 +245,9 @@ def room(
     always = phases.pop("always")
     update = max(phases.values())
     if device.platform == "cpu":
-        left = (free - always - update) * own // total if training else sys.maxsize
-        return Room(max(1, free * own // (2 * total)), left=left)
-    return Room(max(1, int(0.9 * (free - always)) * own // total), update * own // total)
+        left = (free - always - update) * quota // total if training else sys.maxsize
+        return Room(max(1, free * quota // (2 * total)), left=left)
+    return Room(max(1, int(0.9 * (free - always)) * quota // total), update * quota // total)
 
 
 def shapes(
@@ -266,7 +266,7 @@ def shapes(
     by_base, groups = _by_base(config, models), decode_groups(config.policies.specs)
     model_of = {group: models[group[0]] for group in groups}
     if config.engine.kind == "vllm":
-        return dict.fromkeys(by_base, _elsewhere(config, model_of[groups[0]]))
+        return dict.fromkeys(by_base, _vllm_settings(config, model_of[groups[0]]))
     devices = memories(config, device.platform)
     lane = {
         model: memory_bytes(model, _least_engine(config, model, device.platform), 0, devices)
@@ -276,11 +276,11 @@ def shapes(
     by_model = {}
     for model in lane:
         space = room(config, device, free, training, (lane[model], total))
-        own = [group for group in groups if model_of[group] == model]
+        of_model = [group for group in groups if model_of[group] == model]
         try:
-            by_model[model] = _engine_settings(config, model, space, demand, device.platform, own)
+            by_model[model] = _engine_settings(config, model, space, demand, device.platform, of_model)
         except ValueError as error:
-            raise error if len(lane) == 1 else ValueError(f"of policy '{own[0][0]}': {error}") from None
+            raise error if len(lane) == 1 else ValueError(f"of policy '{of_model[0][0]}': {error}") from None
     return {base: by_model[model] for base, model in by_base.items()}
 
 
@@ -331,7 +331,7 @@ def look_ahead(config: RunConfig, lanes: int) -> int:
     return config.rollout.ahead or 2 * lanes
 
 
-def _elsewhere(config: RunConfig, model: ModelConfig) -> EngineSettings:
+def _vllm_settings(config: RunConfig, model: ModelConfig) -> EngineSettings:
     """Settings for a vLLM server: the longest call and the calls at a time; the server has its own shapes."""
     ends = len(model.stop_tokens)
     load = load_of(config.role_settings.values(), config.engine.max_prompt, ends=ends)

@@ -199,24 +199,24 @@ def check_fits(
     config: RunConfig, models: Mapping[str, ModelConfig], device: Device, engine: Shapes | None = None
 ) -> Plan:
     """The plan for a device; refused with one line if the run does not fit, or if no prompt fits its engines."""
-    made = make_plan(config, models, device, engine=engine)
-    if not made.fits:
-        raise PlanError(made.trouble(config))
-    check_words(config, made)
-    return made
+    plan = make_plan(config, models, device, engine=engine)
+    if not plan.fits:
+        raise PlanError(plan.trouble(config))
+    check_words(config, plan)
+    return plan
 
 
 def check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
-    """Refuse settings with more or other tokens than the model of a role has."""
-    for role, own in config.role_settings.items():
+    """Refuse a `top_k` or `stop_tokens` beyond the vocabulary of a role's model."""
+    for role, setting in config.role_settings.items():
         policies = (name for key, name in config.policies.map.items() if key.split("/")[0] == role)
         vocab = min(models[name].vocab_size for name in policies)
         flags = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
-        if own.top_k > vocab:
+        if setting.top_k > vocab:
             raise PlanError(
-                f"{flags.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it"
+                f"{flags.get('top_k', 'sampling.top_k')} is {setting.top_k}, and the model has {vocab} tokens: lower it"
             )
-        if own.stop_tokens and (largest := max(own.stop_tokens)) >= vocab:
+        if setting.stop_tokens and (largest := max(setting.stop_tokens)) >= vocab:
             raise PlanError(
                 f"{flags.get('stop_tokens', 'sampling.stop_tokens')} holds {largest}, and the model's tokens are "
                 f"0..{vocab - 1}: leave it out"
@@ -323,8 +323,8 @@ def _decoding(
         # A step writes its logits and reads them twice.
         moved += 12 * sizes.config.vocab_size * sum(call.new for call in calls)
         if engine.lanes_at and calls:
-            cached, steps, again = _over_rungs(config, sizes, calls, engine, times)
-            prefill += costs.serving_operations(sizes, again, engine.context / 2, adapters)
+            cached, steps, recomputed = _over_rungs(config, sizes, calls, engine, times)
+            prefill += costs.serving_operations(sizes, recomputed, engine.context / 2, adapters)
         else:
             cached, steps = _over_one_cache(sizes, calls, engine, times)
         moved += cached
@@ -357,14 +357,14 @@ def _over_rungs(
     """(cache bytes that a replay of these calls reads, its decode steps, tokens that are fed once more)."""
     most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
     ahead = memory.look_ahead(config, engine.lanes)
-    counted = _replayed(tuple(calls), most, engine, math.ceil(times), ahead)
-    part = sum(call.new for call in calls) / counted.sampled
+    replay = _replay(tuple(calls), most, engine, math.ceil(times), ahead)
+    part = sum(call.new for call in calls) / replay.sampled
     steps, read = part * engine.steps, cache_bytes(sizes.config, 1, 1)
-    return steps * counted.attended * read, steps * counted.dispatches, part * counted.recomputed
+    return steps * replay.attended * read, steps * replay.dispatches, part * replay.recomputed
 
 
 @functools.lru_cache(maxsize=8)  # kinds of device with equal memory have the same lanes
-def _replayed(
+def _replay(
     calls: tuple[PlannedCall, ...],
     most: tuple[tuple[str, int], ...],
     engine: EngineSettings,
@@ -387,7 +387,7 @@ def episodes_of(calls: Iterable[PlannedCall], most: Mapping[str, int], engine: E
 def _learning(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, parts: Iterable[Part]
 ) -> Iterable[Work]:
-    """Reference pass, gradient and optimiser step of one step, over all policies, in the most expensive phase."""
+    """Reference pass, gradient and optimiser step, over all policies; epochs and passes are the most of any phase."""
     learners = [learner_of(config.learner, phase) for phase in config.phases] or [config.learner]
     share, epochs = config.mesh.devices, max(one.epochs for one in learners)
     times = config.data.problems / demand.problems

@@ -52,7 +52,7 @@ class StepMemory:
 
 
 def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
-    """The memory of a traced step with unsharded weights. If devices share its problems, one device is counted."""
+    """The memory of a traced step, its weights counted unsharded. If devices share its problems, one is counted."""
     program: Any = traced.jaxpr
     inner = [eqn.params["jaxpr"] for eqn in program.eqns if eqn.primitive.name == "shard_map"]
     program = inner[0] if inner else program
@@ -65,10 +65,10 @@ def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
 def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """The plan of the hosted road with the arrays of the step in place of the learner's; engines play evaluations.
 
-    `step` is of one seed, traced for the devices at hand. CPU devices keep copies of the state next to the run's own.
+    `step` is of one seed, traced for the devices here. Several CPU devices keep copies of the state next to the run's.
     If accelerators shard weights, all arrays are counted as sharded, which is nearly right.
     """
-    seeds, at_once, cut = config.seeds, step.devices, 1
+    seeds, at_once, shards = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
         at_once, result_sets = (min(at_once, seeds), seeds) if seeds > 1 else (at_once, at_once)
         # Sharded weights are on the mesh already.
@@ -76,17 +76,17 @@ def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
         copies = step.given * copying if step.devices > 1 else 0
     else:
         at_once = result_sets = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
-        copies, cut = 0, config.mesh.model
-    results, scratch = step.results * result_sets // cut, step.scratch * at_once // cut
+        copies, shards = 0, config.mesh.model
+    results, scratch = step.results * result_sets // shards, step.scratch * at_once // shards
     new = {memory.COPIES: copies, memory.RESULTS: results, memory.SCRATCH: scratch}
 
-    def taken(part: Part) -> int:
+    def bytes_of(part: Part) -> int:
         if part.name == memory.PROGRAMS:
             return COMPILER_BYTES + EQUATION_BYTES * step.equations
         return part.bytes * (seeds if part.name in memory.OF_SEEDS else 1)
 
     parts = [
-        dataclasses.replace(part, bytes=taken(part))
+        dataclasses.replace(part, bytes=bytes_of(part))
         for part in plan.parts
         if part.phase not in HOSTED and (config.evaluation.every or part.name not in ENGINES)
     ]

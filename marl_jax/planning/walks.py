@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.estimators.groups import group_key
@@ -12,6 +12,9 @@ from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
 from marl_jax.task import Task
 from marl_jax.workflows import find
+
+if TYPE_CHECKING:
+    from marl_jax.planning.dry_run import PlannedCall
 
 COUNTED, LONGEST = 1000, 100_000  # most calls that are played, and most tokens of each
 ACCEPTED = "\\boxed{Correct}"
@@ -52,7 +55,7 @@ def has_single_groups(config: RunFields) -> bool:
     groups = []
     for call in calls:
         place = {"task": 0, "role": call[0], "slot": call[1], "turn": turns[call]}
-        groups.append(tuple(place.get(field) for field in key))  # its calls are equal in other fields
+        groups.append(tuple(place.get(field) for field in key))  # calls are equal in other fields
         turns[call] += 1
     return len({*groups}) == len(groups)
 
@@ -62,7 +65,7 @@ def least_calls(config: RunFields) -> int:
     return len(_episode(config, ACCEPTED))
 
 
-def _episode(config: RunFields, text: str | None = None) -> list[Any]:
+def _episode(config: RunFields, text: str | None = None) -> "list[PlannedCall]":
     """The calls of a built-in workflow with empty prompts and completions as long as allowed.
 
     All completions begin with `text`, which is `NO_VERDICT` by default, as in a dry run.

@@ -57,21 +57,21 @@ def batches_of(config: RunConfig, demand: Demand, policy: str, platform: str) ->
         tokens=[[0] * call.new for call in calls],
         logprobs=[[0.0] * call.new for call in calls],
     )
-    counted: collections.Counter[Shape] = collections.Counter()
+    counts: collections.Counter[Shape] = collections.Counter()
     units = [config.learner.unit(call.role, call.slot) for call in calls]
     if platform == "cpu":
         for batch in make_packs(table, units, config.learner.batch):
             length, sampled = batch.arrays.tokens.shape[1], batch.arrays.targets.shape[1]
             seen = tuple(piece.shape[1:] for piece in batch.arrays.table)
-            counted[Shape(1, 0, length, 1, sampled, seen)] += batch.size // length
-        return list(counted.items())
+            counts[Shape(1, 0, length, 1, sampled, seen)] += batch.size // length
+        return list(counts.items())
     for batch in make_batches(table, units, config.learner.batch):
         arrays = batch.arrays
         length = (arrays.tokens.shape[1] - arrays.prefix) // arrays.branches
-        counted[
+        counts[
             Shape(len(arrays.tokens), arrays.prefix, length, arrays.branches, arrays.targets.shape[1])
         ] += 1
-    return list(counted.items())
+    return list(counts.items())
 
 
 def all_shapes(config: BatchConfig, max_prompt: int, max_new: int, platform: str) -> Iterator[Shape]:
@@ -102,5 +102,5 @@ def _first(buckets: tuple[int, ...], length: int) -> int:
 
 
 def _rows(config: BatchConfig, width: int) -> int:
-    """The sequences that the budget has room for, as a power of two."""
+    """How many sequences the budget has room for, rounded down to a power of two."""
     return 1 << (max(1, config.token_budget // width).bit_length() - 1)
