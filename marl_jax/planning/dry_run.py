@@ -264,8 +264,8 @@ class Speller:
         self.added_tokens_decoder = {0: SimpleNamespace(content=END, special=True)}
         self._assumptions, self._text = assumptions, text
         answers = (answer for texts in assumptions.answers.values() for answer in texts)
-        whole = sorted({START, END, text, *answers} - {""}, key=len, reverse=True)
-        self._whole = re.compile("|".join((*map(re.escape, whole), r"<\d+>")))
+        pieces = sorted({START, END, text, *answers} - {""}, key=len, reverse=True)
+        self._one_token = re.compile("|".join((*map(re.escape, pieces), r"<\d+>")))
         self._texts: list[str] = []
         self._ids: dict[str, int] = {}
         self.id_of(END)
@@ -285,7 +285,7 @@ class Speller:
         return [self.id_of(text), unique, *filler][:new]
 
     def id_of(self, text: str) -> int:
-        """The token that stands for a whole text."""
+        """The token for the text as one piece."""
         if text not in self._ids:
             self._ids[text] = len(self._texts)
             self._texts.append(text)
@@ -296,7 +296,7 @@ class Speller:
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The tokens of a text."""
         ids, at = [], 0
-        for match in self._whole.finditer(text):
+        for match in self._one_token.finditer(text):
             ids += [*self._spelled(text[at : match.start()]), self.id_of(match[0])]
             at = match.end()
         return [*ids, *self._spelled(text[at:])]

@@ -308,14 +308,14 @@ def _engine_settings(
     bare = planned(lanes)
     devices = memories(config, platform)
     a_row_each = prefix_bytes(model, dataclasses.replace(bare, prefixes=devices[0]), devices)
-    fitting = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
+    rows = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
     # Histories of the episodes that are under way at a time.
     each = max(map(demand.histories, groups))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
     episodes = max(training, evaluation.problems * evaluation.samples)
     engines = len(decode_groups(config.policies.specs))
     histories = each * min(look_ahead(config, bare.lanes * engines), episodes)
-    return planned(lanes, min(fitting, histories))
+    return planned(lanes, min(rows, histories))
 
 
 def _least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:

@@ -34,10 +34,10 @@ def unset_settings(config: RunFields) -> list[str]:
 
 def compared_by(config: RunFields) -> tuple[str, ...]:
     """The fields that calls with compared rewards have in common: the key of a group, or of agent-wise means."""
-    chosen = config.advantages
-    if chosen.estimator == "agent":
-        return ("task",) if chosen.agent_mean == "task" else ("task", "role")
-    return group_key(chosen.group, find(config.workflow.name).groups)
+    advantages = config.advantages
+    if advantages.estimator == "agent":
+        return ("task",) if advantages.agent_mean == "task" else ("task", "role")
+    return group_key(advantages.group, find(config.workflow.name).groups)
 
 
 def has_single_groups(config: RunFields) -> bool:

@@ -103,13 +103,13 @@ def by_role(table: Table) -> dict[str, dict[str, Any]]:
 
 def _role(table: Table, rows: np.ndarray, worth: np.ndarray, known: np.ndarray) -> dict[str, Any]:
     kind = KINDS[table.kind[np.argmax(rows)]]
-    chosen = choices(table, rows)
+    choice = choices(table, rows)
     return {
         "kind": kind,
         "calls": int(rows.sum()),
         "unreadable": 1 - int(table.readable[rows].sum()) / int(rows.sum()),
         **(_verdicts(table, rows & known, worth) if kind == "judge" else _work(kind, worth[rows & known])),
-        **({"choice": chosen} if chosen else {}),
+        **({"choice": choice} if choice else {}),
     }
 
 

@@ -192,15 +192,15 @@ def resample(
     if draws < 1:
         raise ValueError(f"draws is {draws}; a problem is sampled at least once")
     tables: list[Table] = []
-    kept: dict[str, list[int]] = {}  # by task: the episodes of its last draw, numbered over all draws
+    last: dict[str, list[int]] = {}  # by task: the episodes of its last draw, numbered over all draws
     flat, first_flat, first_reward = list(tasks), 0, 0.0
     drawn, first = 0, 0
     while flat and len(tables) < draws:
         table = reward(sample(flat, first))
         _check_draw(flat, table, first)
-        kept |= {task.id: [] for task in flat}
+        last |= {task.id: [] for task in flat}
         for number, bare in enumerate(table.bare_episodes, drawn):
-            kept[bare.task.id].append(number)
+            last[bare.task.id].append(number)
         with_contrast = _with_contrast(table, advantages, presets, learns(table))
         flat = [task for task in flat if task.id not in with_contrast]
         if not tables:
@@ -211,7 +211,7 @@ def resample(
     counts = ResampleCounts(len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, first_reward)
     if not tables:
         return Table.of([]), counts
-    return Table.concat(tables).of_episodes([number for task in tasks for number in kept[task.id]]), counts
+    return Table.concat(tables).of_episodes([number for task in tasks for number in last[task.id]]), counts
 
 
 def _with_contrast(

@@ -319,23 +319,23 @@ class Compiled:
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     """As many devices as the run began on; at first the mesh's, else one, or all of a CPU that can share the work."""
     available, model = jax.local_devices(), config.mesh.model
-    wanted = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
-    if wanted is None:
+    count = settled or (config.mesh.devices if config.mesh.devices > 1 else None)
+    if count is None:
         shared = config.seeds if config.seeds > 1 else config.data.problems
-        wanted = 1 if available[0].platform != "cpu" else min(len(available), shared)
-        while config.seeds == 1 and config.data.problems % wanted:
-            wanted -= 1
-    if wanted > len(available):
+        count = 1 if available[0].platform != "cpu" else min(len(available), shared)
+        while config.seeds == 1 and config.data.problems % count:
+            count -= 1
+    if count > len(available):
         began = "this run was begun on" if settled else "mesh asks for"
         raise FolderError(
-            f"{began} {wanted} devices and there are {len(available)}: start it where there are so many (of a CPU, by "
-            f"XLA_FLAGS=--{FORCED}={wanted}), or choose another --workdir"
+            f"{began} {count} devices and there are {len(available)}: start it where there are so many (of a CPU, by "
+            f"XLA_FLAGS=--{FORCED}={count}), or choose another --workdir"
         )
-    if config.seeds == 1 and config.data.problems % (wanted // model):
+    if config.seeds == 1 and config.data.problems % (count // model):
         raise NoArrayForm(
-            f"{config.data.problems} problems that {wanted // model} devices (mesh.data) do not divide"
+            f"{config.data.problems} problems that {count // model} devices (mesh.data) do not divide"
         )
-    return available[:wanted]
+    return available[:count]
 
 
 @contextlib.contextmanager

@@ -257,11 +257,11 @@ def _check_room(config: RunConfig) -> None:
 def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     """Refuse folders of a run of another kind (one seed, or several), and seeds that do not begin together."""
     path = Path(os.path.expanduser(workdir)).absolute()
-    others = sorted(place.parent.name for place in path.glob(f"seed-*/{CONFIG}"))
-    if config.seeds == 1 and others and not (path / CONFIG).exists():
+    existing = sorted(place.parent.name for place in path.glob(f"seed-*/{CONFIG}"))
+    if config.seeds == 1 and existing and not (path / CONFIG).exists():
         raise FolderError(
-            f"'{path}' holds the runs {', '.join(others)}: name one of them, or ask for --config.seeds"
-            f"={len(others)}, or choose another --workdir"
+            f"'{path}' holds the runs {', '.join(existing)}: name one of them, or ask for --config.seeds"
+            f"={len(existing)}, or choose another --workdir"
         )
     if config.seeds == 1:
         return
@@ -269,12 +269,12 @@ def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
         if read(path)["config"].get("seeds", 1) > 1:
             raise FolderError(f"'{path}' is one of several seeds: start them in '{path.parent}'")
         raise FolderError(f"'{path}' is a run of one seed: leave seeds out, or choose another --workdir")
-    wanted = folders_of(config, path)
-    new = [place.name for place in wanted if not (place / CONFIG).exists()]
-    if new and (begun := [place.name for place in wanted if has_results(place)]):
+    folders = folders_of(config, path)
+    new = [place.name for place in folders if not (place / CONFIG).exists()]
+    if new and (begun := [place.name for place in folders if has_results(place)]):
         raise FolderError(
             f"'{path}' has {begun[0]} under way and no {new[0]}: seeds side by side begin together; ask for those that "
-            f"are there ({', '.join(others)}), or choose another --workdir"
+            f"are there ({', '.join(existing)}), or choose another --workdir"
         )
 
 
@@ -418,27 +418,27 @@ def _road(
     states: list[State],
     stack: contextlib.ExitStack,
 ) -> Road:
-    """The road of the run. If the faster road is to be chosen, both are timed once, on their first step."""
+    """The road of the run. If the faster road is to be choice, both are timed once, on their first step."""
     hosted = functools.partial(_hosted, runs, stack)
     if compiled is None:
         return hosted(states[0])
     compiled.make_engines = hosted
-    chosen: str = runs[0].config.road
-    if chosen == "auto" and "road" in settled:
-        chosen = settled["road"]
-    elif chosen == "auto":
+    choice: str = runs[0].config.road
+    if choice == "auto" and "road" in settled:
+        choice = settled["road"]
+    elif choice == "auto":
         compiled.engines = hosted(states[0])
         try:
             seconds = {"compiled": _seconds_of_step(compiled, runs, states)}
         except PlanError as error:
-            chosen, why = "hosted", str(error)
+            choice, why = "hosted", str(error)
         else:
             seconds["hosted"] = _seconds_of_step(compiled.engines, runs, states)
-            chosen = min(seconds, key=lambda name: seconds[name])
+            choice = min(seconds, key=lambda name: seconds[name])
             why = "a step took " + ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
-        runs[0].live.note(f"road {chosen}: {why}")
-    _settle(runs, road=chosen, **({"devices": len(compiled.devices)} if chosen == "compiled" else {}))
-    return compiled if chosen == "compiled" else compiled.engines or hosted(states[0])
+        runs[0].live.note(f"road {choice}: {why}")
+    _settle(runs, road=choice, **({"devices": len(compiled.devices)} if choice == "compiled" else {}))
+    return compiled if choice == "compiled" else compiled.engines or hosted(states[0])
 
 
 def _seconds_of_step(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:

@@ -37,7 +37,7 @@ def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, 
 
 
 def tool_log(folder: Path, name: str) -> ToolLog:
-    """The results of tools in a step or an evaluation; each process writes one file, and reads those of all."""
+    """The results of tools in a step or an evaluation; each process writes one file, and reads the files of all."""
     file = f"host{hosts.index()}-{name}" if hosts.index() else name
     try:
         return ToolLog(folder / "tools" / f"{file}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))

@@ -333,8 +333,8 @@ def _check_copies(
 ) -> None:
     """Refuse a phase that copies a policy to one where its weights would be another model."""
     for number, phase in enumerate(config.phases, 1):
-        for to, of in phase.copies.items():
-            target, source = specs[to], specs[of]
+        for to, origin in phase.copies.items():
+            target, source = specs[to], specs[origin]
             if models[target.base] != models[source.base] or target.lora != source.lora:
                 why = "weights of another form: give both bases of one shape, and adapters both or neither"
             elif target.base != source.base and target.lora:
@@ -343,7 +343,7 @@ def _check_copies(
                 why = "another tokenizer: give both bases of one tokenizer"
             else:
                 continue
-            raise PartsError(f"phase {phase.name or number} copies '{of}' to '{to}', which has {why}")
+            raise PartsError(f"phase {phase.name or number} copies '{origin}' to '{to}', which has {why}")
 
 
 def data_digest(tasks: Sequence[Task]) -> str:

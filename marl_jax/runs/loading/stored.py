@@ -65,20 +65,20 @@ def config_of(path: Path) -> RunConfig:
     """The configuration of a run, whose bases must exist; no flag of a command can name others."""
     config = read_config(path)
     for base in dict.fromkeys(spec.base for spec in config.policies.specs.values()):
-        if not (place := resolve_path(base)).is_dir():
-            there = "" if place.is_absolute() else ", or start in the folder where the run was trained"
-            raise PartsError(f"there is no model in '{base}', which the run began with: put it back{there}")
+        if not (directory := resolve_path(base)).is_dir():
+            hint = "" if directory.is_absolute() else ", or start in the folder where the run was trained"
+            raise PartsError(f"there is no model in '{base}', which the run began with: put it back{hint}")
     return config
 
 
 def on_these_devices(config: RunConfig) -> RunConfig:
     """The configuration, over the mesh of the training if there are enough devices, else on one device."""
-    wanted, available = config.mesh.data * config.mesh.model, len(jax.local_devices())
-    if wanted <= available:
+    needed, available = config.mesh.data * config.mesh.model, len(jax.local_devices())
+    if needed <= available:
         return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
     logging.warning(
         "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
-        wanted,
+        needed,
         available,
     )
     return on_one_device(config)
