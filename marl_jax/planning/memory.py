@@ -175,8 +175,7 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
     """The engines' caches, and the largest working memory of an engine; a vLLM server has memory of its own."""
     if config.engine.kind == "vllm":
         return []
-    specs = config.policies.specs
-    devices = memories(config, next(iter(sizes.values())).platform)
+    specs, devices = config.policies.specs, memories(config, next(iter(sizes.values())).platform)
     lanes = prompts = most = 0
     for group in decode_groups(specs):
         model, engine = model_of_group(config, sizes, group), engines[specs[group[0]].base]
@@ -311,8 +310,8 @@ def _engine_settings(
     rows = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
     # Histories of the episodes that are under way at a time.
     each = max(map(demand.histories, groups))
-    training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
-    episodes = max(training, evaluation.problems * evaluation.samples)
+    evaluation = config.evaluation
+    episodes = max(config.data.problems * config.rollout.samples, evaluation.problems * evaluation.samples)
     engines = len(decode_groups(config.policies.specs))
     histories = each * min(look_ahead(config, bare.lanes * engines), episodes)
     return planned(lanes, min(rows, histories))

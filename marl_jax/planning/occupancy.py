@@ -91,10 +91,9 @@ def copies(episodes: Sequence[Waves], count: int) -> list[Waves]:
     def other(call: Length, copy: int) -> Length:
         return dataclasses.replace(call, prompt=(-copy, *call.prompt[1:]))
 
-    numbers = (divmod(number, len(episodes)) for number in range(count))
     return [
         [[other(call, copy) if copy else call for call in wave] for wave in episodes[which]]
-        for copy, which in numbers
+        for copy, which in (divmod(number, len(episodes)) for number in range(count))
     ]
 
 

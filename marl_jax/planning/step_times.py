@@ -77,9 +77,5 @@ def _file(config: RunConfig, plan: Plan) -> Path:
 def _numbers(file: Path) -> dict[str, Any]:
     """The numbers that a run has stored; empty if the file has not all of them."""
     numbers = user_cache.load(file)
-    complete = isinstance(numbers.get("steps"), int)
-    return (
-        numbers
-        if complete and all(isinstance(numbers.get(name), int | float) for name in ("seconds", "counted"))
-        else {}
-    )
+    types = {"steps": int, "seconds": int | float, "counted": int | float}
+    return numbers if all(isinstance(numbers.get(name), kind) for name, kind in types.items()) else {}
