@@ -99,66 +99,73 @@ def train(
             stop.farewell()
             folders = folders_of(config, workdir)
             return min(max(saved_steps(place / "checkpoints"), default=0) for place in folders)
-        for run, state in zip(runs, states):
-            if state.step and hosts.is_first():
-                *_, last = {}, *read_lines(run.metrics.path)
-                run.live.resumed(state.step, last, _evaluations(run).values(), run.watch.holding)
-                _warn_of_lost(run, state)
-        if states[0].step > config.steps:
-            live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
-        saved, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
-        clock = step_metrics.Clock()
+        return _train(config, road, runs, states, live, stop)
 
-        def keep(wait: bool = False) -> None:
-            """Begin to save the states that are not saved yet; with `wait`, return when they are saved."""
-            with saving, clock("save"):
-                # A seed that is two saves ahead of another would have no saved step left in common with it.
-                if len(runs) > 1:
-                    _wait_for_saves(runs)
-                for number, (run, state) in enumerate(zip(runs, states)):
-                    if state.step and saved[number] != (state.step, state.accuracy):
-                        save(run, state)
-                        saved[number] = state.step, state.accuracy
-                if wait:
-                    _wait_for_saves(runs)
 
-        def farewell() -> None:
-            keep(wait=True)
-            live.note(f"stopped after step {states[0].step}; the same command goes on from there")
+def _train(
+    config: RunConfig, road: Road, runs: Sequence[Run], states: list[State], live: Live, stop: Stop
+) -> int:
+    """Train opened runs: steps, evaluations and saves until the last step or a stop; returns the step reached."""
+    for run, state in zip(runs, states):
+        if state.step and hosts.is_first():
+            *_, last = {}, *read_lines(run.metrics.path)
+            run.live.resumed(state.step, last, _evaluations(run).values(), run.watch.holding)
+            _warn_of_lost(run, state)
+    if states[0].step > config.steps:
+        live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
+    saved, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
+    clock = step_metrics.Clock()
 
-        stop.farewell = farewell
-        try:
-            while True:
-                for number, (run, state) in enumerate(zip(runs, states)):
-                    if _evaluation_due(run, state):
-                        with clock("evaluate"):
-                            states[number] = evaluate(road, run, state)
-                if any(_save_due(config, state) for state in states):
-                    keep()
-                if states[0].step >= config.steps or stop.requested_of_any():
-                    break
-                if config.alarms == "stop" and hosts.any_of(any(run.watch.holding for run in runs)):
-                    keep(wait=True)
-                    for run, state in zip(runs, states):
-                        if run.watch.holding:
-                            run.live.note(_stopped_by(run.watch.holding, state.step))
-                    break
-                states[:] = step(road, runs, states, clock)
-                if failures := [state.failure for state in states if state.failure]:
-                    keep(wait=True)
-                    raise Diverged(
-                        f"{failures[0]}; step {states[0].step} is saved without them, and the same command goes on "
-                        f"from there: or {ways_out(config)}"
-                    )
-        except Stopped:
-            stop.request()  # the step under way is abandoned; it will be made again
-        except EngineGone as error:  # the policies are not affected
-            keep(wait=True)
-            raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
-        if stop.requested():
-            farewell()
-        _wait_for_saves(runs)
-        return states[0].step
+    def keep(wait: bool = False) -> None:
+        """Begin to save the states that are not saved yet; with `wait`, return when they are saved."""
+        with saving, clock("save"):
+            # A seed that is two saves ahead of another would have no saved step left in common with it.
+            if len(runs) > 1:
+                _wait_for_saves(runs)
+            for number, (run, state) in enumerate(zip(runs, states)):
+                if state.step and saved[number] != (state.step, state.accuracy):
+                    save(run, state)
+                    saved[number] = state.step, state.accuracy
+            if wait:
+                _wait_for_saves(runs)
+
+    def farewell() -> None:
+        keep(wait=True)
+        live.note(f"stopped after step {states[0].step}; the same command goes on from there")
+
+    stop.farewell = farewell
+    try:
+        while True:
+            for number, (run, state) in enumerate(zip(runs, states)):
+                if _evaluation_due(run, state):
+                    with clock("evaluate"):
+                        states[number] = evaluate(road, run, state)
+            if any(_save_due(config, state) for state in states):
+                keep()
+            if states[0].step >= config.steps or stop.requested_of_any():
+                break
+            if config.alarms == "stop" and hosts.any_of(any(run.watch.holding for run in runs)):
+                keep(wait=True)
+                for run, state in zip(runs, states):
+                    if run.watch.holding:
+                        run.live.note(_stopped_by(run.watch.holding, state.step))
+                break
+            states[:] = step(road, runs, states, clock)
+            if failures := [state.failure for state in states if state.failure]:
+                keep(wait=True)
+                raise Diverged(
+                    f"{failures[0]}; step {states[0].step} is saved without them, and the same command goes on "
+                    f"from there: or {ways_out(config)}"
+                )
+    except Stopped:
+        stop.request()  # the step under way is abandoned; it will be made again
+    except EngineGone as error:  # the policies are not affected
+        keep(wait=True)
+        raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
+    if stop.requested():
+        farewell()
+    _wait_for_saves(runs)
+    return states[0].step
 
 
 def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
