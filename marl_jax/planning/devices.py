@@ -65,6 +65,18 @@ def host() -> Device:
     return Device("CPU", "cpu", host_bytes(), best["moved"], best["product"], best["product"])
 
 
+def here() -> Device:
+    """The device that JAX runs on, with the memory that is free; without rates if its kind is not in `KINDS`."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return host()
+    name = _TPU_NAMES.get(device.device_kind, device.device_kind)
+    capability = getattr(device, "compute_capability", "")
+    unknown = Device(name, device.platform, 0, capability=capability)
+    kind = next((kind for kind in KINDS if kind.name in name), unknown)
+    return dataclasses.replace(kind, memory=free_bytes())
+
+
 @functools.cache
 def _rates() -> dict[str, float]:
     """Rates of this processor. Other work makes it look slower, never faster: the best ever measured counts."""
@@ -80,18 +92,6 @@ def _rates() -> dict[str, float]:
     if best != stored:
         user_cache.store(file, best)
     return best
-
-
-def here() -> Device:
-    """The device that JAX runs on, with the memory that is free; without rates if its kind is not in `KINDS`."""
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        return host()
-    name = _TPU_NAMES.get(device.device_kind, device.device_kind)
-    capability = getattr(device, "compute_capability", "")
-    unknown = Device(name, device.platform, 0, capability=capability)
-    kind = next((kind for kind in KINDS if kind.name in name), unknown)
-    return dataclasses.replace(kind, memory=free_bytes())
 
 
 def _shortest(work: Callable[[], object]) -> float:

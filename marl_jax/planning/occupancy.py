@@ -71,6 +71,18 @@ def occupancy_at_length(
     return out
 
 
+def copies(episodes: Sequence[Waves], count: int) -> list[Waves]:
+    """`count` episodes: these, and others of the same lengths whose prompts begin differently: other problems."""
+
+    def other(call: Length, copy: int) -> Length:
+        return dataclasses.replace(call, prompt=(-copy, *call.prompt[1:]))
+
+    return [
+        [[other(call, copy) if copy else call for call in wave] for wave in episodes[which]]
+        for copy, which in (divmod(number, len(episodes)) for number in range(count))
+    ]
+
+
 def _replay(settings: EngineSettings, episodes: Sequence[Waves], ahead: int) -> tuple[Occupancy, Occupancy]:
     """The counts of all dispatches, and those before the last episode began."""
     replay = _Replay(settings, episodes)
@@ -83,18 +95,6 @@ def _replay(settings: EngineSettings, episodes: Sequence[Waves], ahead: int) -> 
     out.in_use /= max(1, out.dispatches)
     out.in_use_busy /= max(1, replay.busy)
     return out, before
-
-
-def copies(episodes: Sequence[Waves], count: int) -> list[Waves]:
-    """`count` episodes: these, and others of the same lengths whose prompts begin differently: other problems."""
-
-    def other(call: Length, copy: int) -> Length:
-        return dataclasses.replace(call, prompt=(-copy, *call.prompt[1:]))
-
-    return [
-        [[other(call, copy) if copy else call for call in wave] for wave in episodes[which]]
-        for copy, which in (divmod(number, len(episodes)) for number in range(count))
-    ]
 
 
 def _tokens(episodes: Sequence[Waves]) -> int:

@@ -58,23 +58,6 @@ def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int 
     return Diverged(hosts.from_first(lambda: _record(folder, config, step, what, bad)))
 
 
-def _record(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
-    """The text of the error, which is also written to the folder; the bad checkpoint is set aside."""
-    checkpoints = folder / "checkpoints"
-    if bad is not None and (checkpoints / str(bad)).exists():
-        aside = checkpoints / f"{bad}.diverged"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(checkpoints / str(bad), aside)
-    good = steps(checkpoints)
-    where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
-    whose = f"seed {config.seed}, " if config.seeds > 1 else ""
-    text = f"{whose}step {step}: {what}; {where}: {ways_out(config)}"
-    write_atomically(
-        folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
-    )
-    return text
-
-
 def ways_out(config: RunConfig) -> str:
     """Settings to change, with their present values."""
     optimiser = config.learner.optimiser
@@ -98,3 +81,20 @@ def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> No
         same = False
     if same and not accept_changes:
         raise Diverged(f"this run diverged with this configuration: {before['text']}")
+
+
+def _record(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
+    """The text of the error, which is also written to the folder; the bad checkpoint is set aside."""
+    checkpoints = folder / "checkpoints"
+    if bad is not None and (checkpoints / str(bad)).exists():
+        aside = checkpoints / f"{bad}.diverged"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(checkpoints / str(bad), aside)
+    good = steps(checkpoints)
+    where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
+    whose = f"seed {config.seed}, " if config.seeds > 1 else ""
+    text = f"{whose}step {step}: {what}; {where}: {ways_out(config)}"
+    write_atomically(
+        folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
+    )
+    return text

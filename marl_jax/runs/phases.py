@@ -187,12 +187,6 @@ class Phases:
         return {name: found[name] for name in names}
 
 
-def _target(directory: Path, step: int, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The trees to read from a checkpoint: those of all policies if it has them, else those of `names`."""
-    complete = not misfit(directory / str(step), {"policies": trees})
-    return dict(trees) if complete else {name: trees[name] for name in names}
-
-
 def checkpoint_of(source: str) -> tuple[Path, int]:
     """(directory of checkpoints, step) of RUN@STEP, which must exist."""
     run, _, step = source.rpartition("@")
@@ -233,6 +227,12 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
             calls.first()
             digests[f"calls {phase.source}"] = _digest(calls.files)
     return digests
+
+
+def _target(directory: Path, step: int, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The trees to read from a checkpoint: those of all policies if it has them, else those of `names`."""
+    complete = not misfit(directory / str(step), {"policies": trees})
+    return dict(trees) if complete else {name: trees[name] for name in names}
 
 
 def _digest(files: list[Path]) -> str:
