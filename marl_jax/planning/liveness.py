@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend import core
 
 FUSED = ("broadcast_in_dim", "iota")
-APART = ("dot_general", "sort", "gather", "concatenate")  # their results cannot take the place of operands
+NOT_IN_PLACE = ("dot_general", "sort", "gather", "concatenate")  # no result takes an operand's place
 LOOPS = ("while", "scan")
 
 
@@ -46,7 +46,7 @@ def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
         elif inside:
             now = max(inside, made - freed)
         else:
-            now = made - (0 if name in APART else min(freed, made))
+            now = made - (0 if name in NOT_IN_PLACE else min(freed, made))
         most = max(most, live + now)
         written |= {*new}
         live += made - freed - arrays_bytes([v for v in new if v not in last and v not in results])

@@ -14,7 +14,7 @@ from marl_jax.sampling.requests import Partial, Request
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
-NOTHING: Any = np.zeros(0)
+EMPTY: Any = np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Replay:
         given_up = []
         for lane in self._admission.grow(cached, most - so_far):
             waiting, count = self._calls[tickets[lane]][2], int(so_far[lane])
-            sampled = Partial((-1 - waiting.ticket,) * count, NOTHING, NOTHING) if count else None
+            sampled = Partial((-1 - waiting.ticket,) * count, EMPTY, EMPTY) if count else None
             given_up.append(waiting._replace(sampled=sampled))
             tickets[lane] = FREE
         self.out.given_up += len(given_up)

@@ -202,7 +202,7 @@ def check_fits(
     plan = make_plan(config, models, device, engine=engine)
     if not plan.fits:
         raise PlanError(plan.trouble(config))
-    check_words(config, plan)
+    check_prompts(config, plan)
     return plan
 
 
@@ -223,7 +223,7 @@ def check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
             )
 
 
-def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | None = None) -> None:
+def check_prompts(config: RunConfig, plan: Plan, tokenizers: Mapping[str, Any] | None = None) -> None:
     """Refuse a built-in workflow with a role whose prompt leaves no room for a question in the engines of a plan.
 
     `tokenizers` is {policy: tokenizer}, if they are loaded already.
@@ -238,7 +238,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
     except (OSError, ValueError):  # reported when the model is loaded
         return
-    context = min(one.context for one in made.each_shape)
+    context = min(one.context for one in plan.each_shape)
     limit = config.rollout.limits.context or context
     way_out = "rollout.limits.context" if limit < context else "engine.max_prompt"
     context = min(limit, context)

@@ -20,7 +20,7 @@ from marl_jax.planning.liveness import arrays_bytes, count_equations, made_bytes
 from marl_jax.planning.memory import Part
 from marl_jax.planning.plan import Plan
 
-HOSTED = ("gradient", "optimiser")  # phases that the compiled road does not have
+HOSTED_PHASES = ("gradient", "optimiser")  # the compiled road does not have them
 # Measured (tests/planning/test_peak.py): memory of a host that a first start takes to compile a step, and that programs
 # and libraries keep: a constant, and bytes for each equation of the trace. Reading kept programs takes less.
 COMPILER_BYTES, EQUATION_BYTES = 900 << 20, 82 << 10
@@ -88,7 +88,7 @@ def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     parts = [
         dataclasses.replace(part, bytes=bytes_of(part))
         for part in plan.parts
-        if part.phase not in HOSTED and (config.evaluation.every or part.name not in ENGINES)
+        if part.phase not in HOSTED_PHASES and (config.evaluation.every or part.name not in ENGINES)
     ]
     return dataclasses.replace(
         plan, parts=(*parts, *(Part(name, size, "step") for name, size in new.items() if size))

@@ -54,7 +54,7 @@ class Guess:
 
 
 def guess(config: RunConfig, plan: Plan) -> Guess | None:
-    """From steps of this cell on this machine, else from how far plans of other cells were off; None if none ran."""
+    """From steps of this configuration here, else from how far plans of others were off; None if none ran."""
     if measured := _numbers(_file(config, plan)):
         return Guess(measured["seconds"], f"as {measured['steps']} steps here took")
     known = [found for file in sorted(_file(config, plan).parent.glob("*.json")) if (found := _numbers(file))]

@@ -16,7 +16,7 @@ from marl_jax.workflows import find
 if TYPE_CHECKING:
     from marl_jax.planning.dry_run import PlannedCall
 
-COUNTED, LONGEST = 1000, 100_000  # most calls that are played, and most tokens of each
+MOST_SLOTS, MOST_TOKENS = 1000, 100_000  # of a role, and of a call, that are played
 ACCEPTED = "\\boxed{Correct}"
 
 
@@ -75,33 +75,33 @@ def _episode(config: RunFields, text: str | None = None) -> "list[PlannedCall]":
     workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
     for kind in workflow.kinds.values():
         if kind.slots in settings:
-            settings[kind.slots] = min(settings[kind.slots], COUNTED)
+            settings[kind.slots] = min(settings[kind.slots], MOST_SLOTS)
     if unset_settings(config):
         settings["tokens"] = 1  # the smallest value that may still be given
     assumptions = dry_run.Assumptions(Lengths(1.0, 0.0))
     speller = dry_run.Speller(assumptions, dry_run.NO_VERDICT if text is None else text)
     sampling = {
-        role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, LONGEST), min_new_tokens=0)
+        role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, MOST_TOKENS), min_new_tokens=0)
         for role, own in config.role_settings.items()
     }
     family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
     calls, _ = dry_run.play(
         workflow.bind(**settings),
         [Task("0", family, "")],
-        _Wordless(),
+        _EmptyPrompts(),
         shared(workflow.roles),
         speller,
         speller.say,
         settings=sampling,
-        limits=Limits(max_calls=2 * COUNTED),
+        limits=Limits(max_calls=2 * MOST_SLOTS),
     )
     return calls
 
 
-class _Wordless:
+class _EmptyPrompts:
     """Empty prompts of any role and section."""
 
-    def __getattr__(self, name: str) -> "_Wordless":
+    def __getattr__(self, name: str) -> "_EmptyPrompts":
         return self
 
     def __call__(self, **fields: Any) -> list[dict[str, str]]:

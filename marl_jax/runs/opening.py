@@ -175,7 +175,7 @@ def check_before_run(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     tokenizers = tokenizers_of(config, model_configs(config))
     if unset_settings(config):
         return None
-    plan.check_words(config, planned, tokenizers)
+    plan.check_prompts(config, planned, tokenizers)
     if config.data.name in KINDS or is_own(config.data.name):
         splits = {split: _cached_tasks(config.data, split) for split in _splits(config)}
         for split, tasks in splits.items():

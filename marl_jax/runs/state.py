@@ -24,7 +24,7 @@ class State:
     form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     buffer: Entries = ()  # tasks that earlier calls were about, see `tasks.buffer`
     phase: int | None = None  # number of the last phase begun, counted over all rounds; see `phases`
-    # Reference weights of that phase; None if the reference of every policy is its base.
+    # Reference weights of the last phase with others than the base; None if no phase has others.
     reference: dict[str, Tree] | None = None
     failure: str = ""  # why the run ends after this step, although the state is good; not saved
 

@@ -40,7 +40,7 @@ from marl_jax.tasks import DataError, Task
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
 
-BEGUN = 16  # problems that a workflow is tried on before anything is compiled
+TRIAL_PROBLEMS = 16  # problems that a workflow is tried on before anything is compiled
 EVALUATION_NOISE = 0  # every evaluation has this step's noise: checkpoints are compared on the same draws
 
 
@@ -79,7 +79,7 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
     lengths, traces, allowed = [], [], config.engine.max_prompt
     workflow, prompts = find(config.workflow.name).bind(**config.workflow.settings), read_prompts(config)
     chats = Chats(tokenizers, config.policies.map)
-    tried = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
+    tried = [tasks[i] for i in range(min(TRIAL_PROBLEMS, len(tasks)))]
     limits = dataclasses.replace(config.rollout.limits, context=None)
     for task in tried:
         key = (config.seed, 1, task_key(task), 0)
