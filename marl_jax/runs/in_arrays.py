@@ -130,16 +130,16 @@ class Compiled:
         with clock("prepare"):
             tasks = [tasks_of_step(run, state) for run, state in zip(runs, states)]
             inputs = [self._inputs(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
-        jobs, columns = self._begin(inputs)
+        jobs, played = self._begin(inputs)
         tables = list[Table]()
-        for number, (run, state, drawn, seed_columns) in enumerate(zip(runs, states, tasks, columns)):
+        for number, (run, state, drawn, future) in enumerate(zip(runs, states, tasks, played)):
             job = jobs[number % len(jobs)]
             with clock("program"):
-                self._workers.wait([seed_columns, job], runs[0].stop.check)
+                self._workers.wait([future, job], runs[0].stop.check)
                 if job.done():
                     job.result()  # raises the error of the job
             with clock("table"):
-                tables.append(self._table(run, state, drawn, seed_columns.result()))
+                tables.append(self._table(run, state, drawn, future.result()))
         with clock("program"):
             for job in jobs:
                 self._workers.wait([job], runs[0].stop.check)
