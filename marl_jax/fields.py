@@ -107,14 +107,14 @@ def from_json(cls: type[T], value: Any) -> T:
     return built
 
 
-def filled(cls: Any, value: Any) -> Any:
+def with_defaults(cls: Any, value: Any) -> Any:
     """The JSON object of a `cls`; fields that did not exist when it was written get their defaults."""
     if not (_is_tree(cls) and isinstance(value, Mapping)):
         return value
     result, hints = dict(value), annotations(cls)
     for field in dataclasses.fields(cls):
         if field.name in value:
-            result[field.name] = filled(hints[field.name], value[field.name])
+            result[field.name] = with_defaults(hints[field.name], value[field.name])
         elif field.default is not dataclasses.MISSING:
             result[field.name] = to_json(field.default)
         elif field.default_factory is not dataclasses.MISSING:
@@ -268,7 +268,7 @@ def _convert(option: Any, value: Any) -> Any:
         if missing := [name for name in required if name not in value]:
             raise Misbuilt(f"{option.__name__}(...) with '{missing[0]}'")
         try:
-            return option(**{name: filled(known[name], entry) for name, entry in value.items()})
+            return option(**{name: with_defaults(known[name], entry) for name, entry in value.items()})
         except (ValueError, TypeError) as error:
             raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
     raise Mismatch

@@ -153,7 +153,7 @@ def state_of(
         dict(trees),
         dict(learner),
         jnp.int32(step),
-        {**parts.learned_bases(), **parts.frozen_trees()},
+        {**parts.adapter_bases(), **parts.frozen_trees()},
         dict(references or {}),
     )
 

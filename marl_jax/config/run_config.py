@@ -111,7 +111,7 @@ def upgraded(value: Mapping[str, Any]) -> Mapping[str, Any]:
             parent = parent.get(group) if isinstance(parent, dict) else None
         if isinstance(parent, dict):
             parent.pop(name, None)
-    return fields.filled(RunConfig, value)
+    return fields.with_defaults(RunConfig, value)
 
 
 # ---------------------------------------------------------------- from the command line

@@ -90,7 +90,7 @@ class PlannedCall:
 class Demand:
     """The calls that the episodes of a few problems make."""
 
-    asked: tuple[PlannedCall, ...]
+    calls: tuple[PlannedCall, ...]
     problems: int
     assumptions: Assumptions
     longest: tuple[PlannedCall, ...] = ()  # calls of one episode whose completions are as long as allowed
@@ -98,13 +98,13 @@ class Demand:
     failed: str = ""
 
     @property
-    def calls(self) -> int:
+    def most_calls(self) -> int:
         """The most calls of an episode."""
-        return max(collections.Counter(call.episode for call in self.asked).values(), default=0)
+        return max(collections.Counter(call.episode for call in self.calls).values(), default=0)
 
     def of(self, policies: Sequence[str]) -> list[PlannedCall]:
         """The calls that these policies answer."""
-        return [call for call in self.asked if call.policy in policies]
+        return [call for call in self.calls if call.policy in policies]
 
     def lengths(self, policies: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """(prompt, sampled) tokens of calls that lanes are planned for.

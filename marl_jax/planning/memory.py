@@ -134,7 +134,7 @@ def _longest(config: RunConfig, model: Model, demand: Demand, policy: str) -> tu
     A host has room for the prompts that follow completions as long as allowed. An accelerator, whose memory is a hard
     limit, keeps room for every prompt that the engine accepts.
     """
-    calls = [call for call in (*demand.asked, *demand.longest) if call.policy == policy]
+    calls = [call for call in (*demand.calls, *demand.longest) if call.policy == policy]
     if model.platform == "cpu" and calls and not demand.failed:
         return max(len(call.prompt) for call in calls), max(call.new for call in calls)
     return config.engine.max_prompt, max(role.max_new_tokens for role in config.role_settings.values())

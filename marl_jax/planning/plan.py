@@ -181,7 +181,7 @@ def make_plan(
         shapes=engine,
         engines=len(decode_groups(config.policies.specs)),
         largest=largest,
-        calls=demand.calls,
+        calls=demand.most_calls,
         assumptions=demand.assumptions,
         failed=demand.failed,
         refusal=refusal,
@@ -305,7 +305,7 @@ def _decoding(
     """Prefill and decode of one step's episodes, engine by engine."""
     times = config.data.problems / demand.problems
     if rate := demand.assumptions.tokens_per_second:
-        return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.asked) / rate),)
+        return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.calls) / rate),)
     if config.engine.kind == "vllm":  # its devices are not known here
         return ()
     share, specs = config.mesh.devices, config.policies.specs

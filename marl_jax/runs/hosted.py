@@ -31,7 +31,7 @@ from marl_jax.runs.state import State
 from marl_jax.runs.step_metrics import Clock
 from marl_jax.table import Table
 from marl_jax.task import Task
-from marl_jax.tasks.buffer import mixed
+from marl_jax.tasks.buffer import problems_of_step
 
 
 class Hosted:
@@ -80,7 +80,7 @@ class Hosted:
                         state.learner,
                         rows,
                         step=state.step,
-                        bases=parts.learned_bases(),
+                        bases=parts.adapter_bases(),
                         references=references,
                         check=check,
                     )
@@ -153,7 +153,9 @@ def _clocked(clock: Clock, combined: Callable[[Progress], Progress]) -> Callable
 
 def tasks_of_step(run: Run, state: State) -> list[Task]:
     """The problems of the next step, taken from the stream of the run."""
-    return mixed(next(run.problems), state.buffer, run.config.data.buffer, run.config.seed, state.step + 1)
+    return problems_of_step(
+        next(run.problems), state.buffer, run.config.data.buffer, run.config.seed, state.step + 1
+    )
 
 
 # ---------------------------------------------------------------- dynamic sampling

@@ -47,7 +47,7 @@ from marl_jax.runs.opening import folders_of, open_runs
 from marl_jax.runs.run import Result, Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped
-from marl_jax.tasks.buffer import learned
+from marl_jax.tasks.buffer import updated
 from marl_jax.terminal.live import Live
 
 
@@ -209,7 +209,7 @@ def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[S
         raise diverged(run.folder, run.config, state.step + 1, what)
     # Calls read from files were counted when they were played.
     played = result.table if at.phase.source == "play" else result.table.take([])
-    buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
+    buffer, about_buffer = updated(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner, form = result.learner, step_metrics.form(result.table)
     if result.failure:  # the next start counts skipped gradients from 0
         learner = {name: learner_state.replace(skipped=0) for name, learner_state in learner.items()}

@@ -1,6 +1,6 @@
 """A buffer of tasks that a run makes while it trains: bounded, sampled by learnability, and part of the run's state.
 
-    (entries, step) ──mixed──► the tasks of a step            entries + the step's table ──learned──► entries
+    (entries, step) ──problems_of_step──► the tasks of a step      (entries, the step's table) ──updated──► entries
 
 A task enters when a call was about it (`Call(..., about=task)`), that is, when the workflow accepted it as valid. While
 it is in the buffer, grades of solvers' answers to it are summed. Every draw is a pure function of the entries, the seed
@@ -71,7 +71,9 @@ class Entry:
 Entries = tuple[Entry, ...]  # the oldest first
 
 
-def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: int, step: int) -> list[Task]:
+def problems_of_step(
+    tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: int, step: int
+) -> list[Task]:
     """The problems of a step: `tasks`, the last of which are replaced by tasks drawn from the buffer.
 
     The others get examples from the buffer, if `config.examples` asks for some.
@@ -103,7 +105,7 @@ def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> li
     return [entries[i].task for i in order[:count]]
 
 
-def learned(
+def updated(
     entries: Entries, table: Table, config: BufferConfig, step: int
 ) -> tuple[Entries, dict[str, float]]:
     """The entries after a step, and their metrics."""

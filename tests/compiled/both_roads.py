@@ -96,7 +96,7 @@ class Hosted:
             self.states,
             table.take(table.trains),
             step=self.number,
-            bases=parts.learned_bases(),
+            bases=parts.adapter_bases(),
             references=self.references,
         )
         self.number += 1

@@ -145,11 +145,11 @@ def test_json_gives_back_an_equal_tree():
 
 def test_json_from_before_a_field_was_there_is_filled_with_its_default():
     old = {"leaf": {"low": 3}, "rate": 2.0, "extra": 1}
-    assert fields.filled(Tree, old) == {**fields.to_json(Tree(Leaf(3, 10), 2.0)), "extra": 1}
-    assert fields.filled(Tree, {}) == fields.to_json(Tree())
+    assert fields.with_defaults(Tree, old) == {**fields.to_json(Tree(Leaf(3, 10), 2.0)), "extra": 1}
+    assert fields.with_defaults(Tree, {}) == fields.to_json(Tree())
     pair = dataclasses.make_dataclass("Pair", [("one", int), ("two", int)], frozen=True)
-    assert fields.filled(pair, {"one": 1}) == {"one": 1}
-    assert fields.filled(Tree, {"leaf": "x"})["leaf"] == "x"
+    assert fields.with_defaults(pair, {"one": 1}) == {"one": 1}
+    assert fields.with_defaults(Tree, {"leaf": "x"})["leaf"] == "x"
 
 
 @pytest.mark.parametrize(

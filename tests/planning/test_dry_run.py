@@ -42,8 +42,8 @@ def own(tmp_path, monkeypatch):
 def waves(demand) -> list[list[str]]:
     """The roles of the first episode, those that are called side by side together."""
     found = collections.defaultdict(list)
-    for call in demand.asked:
-        if call.episode == demand.asked[0].episode:
+    for call in demand.calls:
+        if call.episode == demand.calls[0].episode:
             found[call.wave].append(call.role)
     return list(found.values())
 
@@ -59,7 +59,7 @@ def test_the_calls_of_an_episode_are_the_most_that_it_makes():
 def test_verdicts_end_episodes_as_often_as_is_assumed():
     def rounds(share: float) -> float:
         demand = demand_of(run, answers={"evaluator": {"\\boxed{Correct}": share}})
-        return len(demand.asked) / 2 / (4 * run.rollout.samples)
+        return len(demand.calls) / 2 / (4 * run.rollout.samples)
 
     run = config("eval_opt-shared-xs-math", rollout__samples="64")
     assert rounds(1.0) == 1 and rounds(0.0) == 3
@@ -84,7 +84,7 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
 def test_an_answer_of_no_text_leaves_prompts_as_long_as_they_are():
     run = config("eval_opt-shared-xs-math", rollout__samples="2")
     prompts = [
-        [len(call.prompt) for call in demand_of(run, 0.5, answers={"generator": {said: 1.0}}).asked]
+        [len(call.prompt) for call in demand_of(run, 0.5, answers={"generator": {said: 1.0}}).calls]
         for said in ("", "-")
     ]
     assert sum(prompts[0]) <= sum(prompts[1])
@@ -92,8 +92,8 @@ def test_an_answer_of_no_text_leaves_prompts_as_long_as_they_are():
 
 def test_no_completion_is_assumed_to_be_shorter_than_it_may_be():
     run = config(sampling__min_new_tokens="48", sampling__top_k="20")
-    assert {call.new for call in demand_of(run, 0.1).asked} == {48}
-    assert min(call.new for call in demand_of(run).asked) == 48
+    assert {call.new for call in demand_of(run, 0.1).calls} == {48}
+    assert min(call.new for call in demand_of(run).calls) == 48
 
 
 def test_tuples_loops_and_random_branches_are_played_as_they_run(own):
@@ -111,8 +111,8 @@ def mine(task, prompts, *, rng):
         rollout__samples="50",
     )
     demand = demand_of(run)
-    lengths = collections.Counter(call.episode for call in demand.asked).values()
-    assert {*lengths} == {3, 4, 5} and demand.calls == 5
+    lengths = collections.Counter(call.episode for call in demand.calls).values()
+    assert {*lengths} == {3, 4, 5} and demand.most_calls == 5
     assert sum(lengths) / len(lengths) == pytest.approx(4, abs=0.3)
     assert [len(wave) for wave in waves(demand)][:2] == [2, 1]
 
@@ -190,8 +190,8 @@ def mine(task, prompts):
 
 def test_prompts_hold_what_they_show():
     demand = demand_of(config("voting-shared-0.6b-math", sampling__max_new_tokens="2000"), 0.5)
-    *drafts, choice = demand.asked[:3] + demand.asked[-1:]
-    assert {call.new for call in demand.asked} == {1000}
+    *drafts, choice = demand.calls[:3] + demand.calls[-1:]
+    assert {call.new for call in demand.calls} == {1000}
     assert len({call.prompt for call in drafts}) == 1 and [call.fed > 0 for call in drafts] == [
         True,
         False,
@@ -203,8 +203,8 @@ def test_prompts_hold_what_they_show():
 
 def test_a_later_turn_is_fed_what_its_history_does_not_hold():
     demand = demand_of(config("eval_opt-shared-0.6b-math", sampling__max_new_tokens="2000"), 0.5)
-    episode = demand.asked[0].episode
-    first, _, second, *_ = (call for call in demand.asked if call.episode == episode)
+    episode = demand.calls[0].episode
+    first, _, second, *_ = (call for call in demand.calls if call.episode == episode)
     # The last token that was sampled lies in no cache.
     assert len(second.prompt) - second.fed == len(first.prompt) + 1000 - 1
     assert first.keeps_row and not second.keeps_row
@@ -212,14 +212,14 @@ def test_a_later_turn_is_fed_what_its_history_does_not_hold():
 
 def test_samples_share_the_prompt_of_their_problem_and_nothing_else():
     demand = demand_of(config("eval_opt-shared-xs-math"))
-    first = [call.prompt for call in demand.asked if call.first and call.role == "generator"]
-    later = [call.prompt for call in demand.asked if not (call.first and call.role == "generator")]
+    first = [call.prompt for call in demand.calls if call.first and call.role == "generator"]
+    later = [call.prompt for call in demand.calls if not (call.first and call.role == "generator")]
     assert len({*first}) == demand.problems and len({*later}) == len(later)
 
 
 def test_a_prompt_that_is_too_long_is_cut_as_the_longest_that_fits():
     run = config("voting-shared-xs-math", engine__max_prompt="64")
-    assert max(len(call.prompt) for call in demand_of(run).asked) == 64
+    assert max(len(call.prompt) for call in demand_of(run).calls) == 64
     assert waves(demand_of(run)) == [["generator"] * 3, ["aggregator"]]
 
 

@@ -128,7 +128,7 @@ def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
     decode = next(work for work in plan.works if work.name == "decode")
     (engine,) = plan.each_shape
     # No fewer steps than with full lanes, and no more than were all lanes but half in use.
-    steps = sum(call.new for call in demand_of(config).asked) * 16 / engine.lanes
+    steps = sum(call.new for call in demand_of(config).calls) * 16 / engine.lanes
     per_step = 1.19e9 + sum(lanes * length for lanes, length in engine.rungs) * 2 * 28 * 8 * 128 * 2
     assert steps * per_step < decode.moved < 2 * steps * per_step
 

@@ -323,7 +323,7 @@ def test_time_is_the_slower_of_operations_and_bytes():
 def test_decoding_is_counted_by_hand():
     run = config("single-shared-xs-math", engine__lanes="512")
     demand = demand_of(run, completion=0.25)  # 16 tokens each
-    plan, call = plan_of(run, MODEL, HERE, demand), demand.asked[0]
+    plan, call = plan_of(run, MODEL, HERE, demand), demand.calls[0]
     decode = next(work for work in plan.works if work.name == "decode")
     layer = 128 * (2 * 128 + 2 * 64 + 3 * 384)
     attended = len(call.prompt) + 16

@@ -59,7 +59,7 @@ def test_a_base_speaks_the_micro_tokenizers_language(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_base_was_made_by_the_recipe_of_its_scale(scale):
     about = json.loads((folder(scale) / "recipe.json").read_text())
-    made_by = fields.filled(Recipe, about["recipe"])  # with the fields that are newer than the base
+    made_by = fields.with_defaults(Recipe, about["recipe"])  # with the fields that are newer than the base
     assert made_by == json.loads(json.dumps(fields.to_json(recipe(scale))))
     assert (
         about["command"]

@@ -68,7 +68,9 @@ def test_of_prompts_of_each_lesson_most_are_answered_in_a_form_that_can_be_read(
 @pytest.mark.parametrize("base", BASES)
 def test_a_base_was_made_by_the_recipe_of_these_words(base):
     about = json.loads((Path(base) / "recipe.json").read_text())
-    assert fields.filled(Recipe, about["recipe"]) == json.loads(json.dumps(fields.to_json(BASES[base][0])))
+    assert fields.with_defaults(Recipe, about["recipe"]) == json.loads(
+        json.dumps(fields.to_json(BASES[base][0]))
+    )
 
 
 def test_lessons_are_rows_of_the_base():

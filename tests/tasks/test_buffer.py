@@ -12,7 +12,7 @@ from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import read_episodes, write_episodes
 from marl_jax.table import SharedId, Table
 from marl_jax.task import Task
-from marl_jax.tasks.buffer import UNTRIED, BufferConfig, Entry, draw, learned, mixed
+from marl_jax.tasks.buffer import UNTRIED, BufferConfig, Entry, draw, problems_of_step, updated
 from marl_jax.workflows import Call
 
 
@@ -33,28 +33,32 @@ def ids(tasks):
 
 def test_an_empty_buffer_leaves_the_data_set_as_it_is():
     config = BufferConfig(capacity=4, share=1.0)
-    assert mixed(DATA, (), config, 0, 1) == DATA
-    assert mixed(DATA, entries(4), BufferConfig(), 0, 1) == DATA  # and so does one without room
+    assert problems_of_step(DATA, (), config, 0, 1) == DATA
+    assert problems_of_step(DATA, entries(4), BufferConfig(), 0, 1) == DATA  # and so does one without room
 
 
 def test_the_share_of_the_buffer_is_as_large_as_it_has_tasks():
     config = BufferConfig(capacity=9, share=0.5)
-    assert [name.split("/")[0] for name in ids(mixed(DATA, entries(2), config, 0, 1))] == ["data"] * 6 + [
-        "made"
-    ] * 2
-    assert [name.split("/")[0] for name in ids(mixed(DATA, entries(9), config, 0, 1))] == ["data"] * 4 + [
-        "made"
-    ] * 4
-    again = mixed(DATA, entries(9), config, 0, 1)
+    assert [name.split("/")[0] for name in ids(problems_of_step(DATA, entries(2), config, 0, 1))] == [
+        "data"
+    ] * 6 + ["made"] * 2
+    assert [name.split("/")[0] for name in ids(problems_of_step(DATA, entries(9), config, 0, 1))] == [
+        "data"
+    ] * 4 + ["made"] * 4
+    again = problems_of_step(DATA, entries(9), config, 0, 1)
     assert (
-        ids(again) == ids(mixed(DATA, entries(9), config, 0, 1)) != ids(mixed(DATA, entries(9), config, 0, 2))
+        ids(again)
+        == ids(problems_of_step(DATA, entries(9), config, 0, 1))
+        != ids(problems_of_step(DATA, entries(9), config, 0, 2))
     )
     for share, count, made in ((0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57), (0.5, 5, 2)):
-        batch = mixed([task(f"data/{i}") for i in range(count)], entries(99), BufferConfig(99, share), 0, 1)
+        batch = problems_of_step(
+            [task(f"data/{i}") for i in range(count)], entries(99), BufferConfig(99, share), 0, 1
+        )
         assert sum(name.startswith("made") for name in ids(batch)) == made
     # A problem is in a batch once.
     twice = tuple(Entry(one, 0) for one in DATA)
-    assert ids(mixed(DATA, twice, config, 0, 1)) == ids(DATA)
+    assert ids(problems_of_step(DATA, twice, config, 0, 1)) == ids(DATA)
 
 
 def of_type(name, kind):
@@ -71,16 +75,16 @@ def test_streams_have_equal_parts_and_fill_up_where_one_has_too_few():
     config = BufferConfig(capacity=20, share=0.75, streams="type")
     first = set()
     for step in range(30):
-        drawn = mixed(DATA, some, config, 0, step)[2:]
+        drawn = problems_of_step(DATA, some, config, 0, step)[2:]
         counts = collections.Counter(one.meta["type"] for one in drawn)
         assert len({*ids(drawn)}) == 6 and counts["c"] == 1 and {counts["a"], counts["b"]} <= {2, 3}
-        assert ids(drawn) == ids(mixed(DATA, some, config, 0, step)[2:])
+        assert ids(drawn) == ids(problems_of_step(DATA, some, config, 0, step)[2:])
         first.add(drawn[0].meta["type"])
     assert first == {"a", "b", "c"}  # none is always served first
-    plain = mixed(DATA, some, dataclasses.replace(config, streams=""), 0, 1)
-    assert ids(plain) == ids(mixed(DATA, some, BufferConfig(capacity=20, share=0.75), 0, 1))
+    plain = problems_of_step(DATA, some, dataclasses.replace(config, streams=""), 0, 1)
+    assert ids(plain) == ids(problems_of_step(DATA, some, BufferConfig(capacity=20, share=0.75), 0, 1))
     # Tasks that lack the entry are one stream.
-    assert len(mixed(DATA, entries(9), config, 0, 1)) == 8
+    assert len(problems_of_step(DATA, entries(9), config, 0, 1)) == 8
 
 
 def test_newest_first():
@@ -147,30 +151,30 @@ def test_a_call_is_graded_and_grouped_by_the_task_that_it_is_about(tmp_path):
 
 def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     table, config = grade(Table.of(episodes())), BufferConfig(capacity=2)
-    found, said = learned((), table, config, 5)
+    found, said = updated((), table, config, 5)
     assert found == (Entry(MADE, 5, 3, 2.0), Entry(OTHER, 5, 1, 1.0))
     assert said == {"buffer/size": 2.0, "buffer/added": 2.0, "buffer/learnability": pytest.approx(1 / 9)}
-    again, said = learned(found, table, config, 6)
+    again, said = updated(found, table, config, 6)
     assert again == (Entry(MADE, 5, 6, 4.0), Entry(OTHER, 5, 2, 2.0)) and said["buffer/added"] == 0
     older = (Entry(task("old"), 1), Entry(task("older"), 1))
-    assert learned(older, table, config, 6)[0] == (Entry(MADE, 6, 3, 2.0), Entry(OTHER, 6, 1, 1.0))
-    assert learned(older, table, BufferConfig(), 6) == (older, {})
+    assert updated(older, table, config, 6)[0] == (Entry(MADE, 6, 3, 2.0), Entry(OTHER, 6, 1, 1.0))
+    assert updated(older, table, BufferConfig(), 6) == (older, {})
     failed = Table.of([dataclasses.replace(episodes()[0], error="no")])
-    assert learned((), grade(failed), config, 5)[0] == ()
-    assert learned(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
+    assert updated((), grade(failed), config, 5)[0] == ()
+    assert updated(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
 
 
 def test_other_words_under_the_id_of_a_task_that_is_kept_are_refused():
     other = dataclasses.replace(MADE, question="another?", gold="8")
     first = dataclasses.replace(episodes()[0], calls=(call("solver", "8", "solver", other),))
     with pytest.raises(SharedId, match=r"two tasks have the id 'made/a', with the questions 'made/a\?' and"):
-        learned((Entry(MADE, 1),), grade(Table.of([first])), BufferConfig(capacity=2), 5)
+        updated((Entry(MADE, 1),), grade(Table.of([first])), BufferConfig(capacity=2), 5)
 
 
 def test_a_task_is_kept_as_a_checkpoint_gives_it_back():
     made = dataclasses.replace(MADE, meta={"pair": (1, (2, float("inf")))}, tests=({"args": (1,)},))
     first = dataclasses.replace(episodes()[0], calls=(call("solver", "7", "solver", made),))
-    (entry,), _ = learned((), grade(Table.of([first])), BufferConfig(capacity=2), 5)
+    (entry,), _ = updated((), grade(Table.of([first])), BufferConfig(capacity=2), 5)
     assert entry.task.meta == {"pair": [1, [2, float("inf")]]} and entry.task.tests == ({"args": [1]},)
     assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
@@ -185,7 +189,7 @@ def test_entries_come_back_from_json():
 
 def test_examples_are_shown_to_problems_of_the_data_set_alone():
     config = BufferConfig(capacity=9, share=0.25, examples=2)
-    tasks = mixed(DATA, entries(5), config, 0, 1)
+    tasks = problems_of_step(DATA, entries(5), config, 0, 1)
     assert [len(one.meta.get("examples", ())) for one in tasks] == [2] * 6 + [0] * 2
     assert tasks[0].meta["examples"][0].keys() == {"question", "answer"}
     assert tasks[0].meta["examples"] != tasks[1].meta["examples"]

@@ -132,7 +132,7 @@ class Parts:
             for name, tree in trees.items()
         }
 
-    def learned_bases(self) -> dict[str, Tree]:
+    def adapter_bases(self) -> dict[str, Tree]:
         """{policy: the frozen weights under its adapter}; empty if all weights are trained."""
         return {name: self.bases[self.specs[name].base] for name in self.trained if self.specs[name].lora}
 

@@ -144,7 +144,7 @@ def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
             f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    complete = fields.filled(EngineSettings, known)
+    complete = fields.with_defaults(EngineSettings, known)
     complete["features"].pop("untempered", None)  # earlier versions could record those log-probs too
     return fields.from_json(EngineSettings, complete)
 
