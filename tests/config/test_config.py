@@ -473,7 +473,7 @@ def test_the_slots_that_are_known_are_those_that_a_workflow_calls(name):
         ],
     )
     short = demand_of(config, completion=0.01)  # so that a budget of tokens is not what ends an episode
-    called = {(call.role, call.slot) for call in short.asked}
+    called = {(call.role, call.slot) for call in short.calls}
     assert called == {(role, slot) for role in roles for slot in range(BUILT_IN[name].slots_of(role))}
 
 
