@@ -219,7 +219,7 @@ def test_what_cannot_be_a_worth_is_refused(table):
         by_episodes(list)(table)
     with pytest.raises(ValueError, match="leaves are 'maen': did you mean 'mean'"):
         CreditConfig(leaves="maen")
-    with pytest.raises(OwnError, match="'test_trees:wordy' makes of the 4 leaves of a call is 'much'"):
+    with pytest.raises(OwnError, match="wordy': the value for the 4 leaves of a call is 'much'"):
         with_rewards(table, outcome, "test_trees:wordy")
 
 
@@ -266,7 +266,7 @@ def test_groups_by_attributes_of_tasks_and_calls(table):
     with pytest.raises(OwnError, match=r"'task\.source': task 'one' has no attribute 'source'; it has: hops"):
         groups_of(trees, "task,task.source")
     with pytest.raises(
-        OwnError, match=r"'call\.type': a call of 'designer' has no attribute 'type'; it has none"
+        OwnError, match=r"'call\.type': a call of 'designer' has no attribute 'type'; it has no attributes"
     ):
         groups_of(trees, "call.type")
     with pytest.raises(ValueError, match="names no fields"):

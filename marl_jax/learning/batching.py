@@ -395,23 +395,21 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
     for ids in (rows.prompt, rows.tokens):
         if len(ids.values) and ids.values.min() < 0:
             below = np.array([ids[i].min() < 0 for i in range(len(rows))], bool)
-            refuse(below, lambda _: "a token below 0; leave out what is not learned")
+            refuse(below, lambda _: "a token id below 0; leave out tokens that are not learned")
     unequal = rows.length != rows.logprobs.lengths
     refuse(unequal, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
     if rows.spoken is not None:
         marks = [rows.spoken[i] for i in range(len(rows))]
         bad = np.array([len(mark) != n or not mark.any() for mark, n in zip(marks, rows.length)], bool)
-        refuse(
-            bad, lambda i: f"{rows.length[i]} tokens; `spoken` must mark as many, at least one of them true"
-        )
+        refuse(bad, lambda i: f"{rows.length[i]} tokens; `spoken` must have as many marks, at least one true")
     if rows.kept is not None:
         sets = np.array([len(rows.kept[i]) for i in range(len(rows))])
         refuse(
             (sets > 0) & (sets != rows.length),
-            lambda i: f"{rows.length[i]} tokens, and kept sets for {sets[i]}",
+            lambda i: f"{rows.length[i]} tokens and {sets[i]} kept sets; give one per token, or none",
         )
     not_positive = ~(rows.temperature > 0)
-    refuse(not_positive, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")
+    refuse(not_positive, lambda i: f"temperature {rows.temperature[i]}; learning needs one above 0")
     _bucket(int(np.maximum(prompts, rows.length - 1).max(initial=1)), config.buckets)
 
 

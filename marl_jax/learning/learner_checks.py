@@ -25,7 +25,7 @@ def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None
                 "that it acts on its own policy, or leave the role out of mixing.roles"
             )
     if unknown := sorted({*config.learning_rates} - {*roles.values()}):
-        raise ValueError(f"learning_rates name {unknown}, no policies; there are {sorted({*roles.values()})}")
+        raise ValueError(f"learning_rates {unknown} name no policies; there are {sorted({*roles.values()})}")
 
 
 def check_learnable(
@@ -38,9 +38,7 @@ def check_learnable(
     if wrong := [call for call in named_calls if not follows_map(*call)]:
         raise ValueError(f"rows of (role, slot, policy) {sorted(wrong)} do not follow the map {roles}")
     if missing := sorted({*rows.present("policy")} - {*policies}):
-        raise ValueError(
-            f"rows are for the policies {missing}, which were not handed over; leave such rows out"
-        )
+        raise ValueError(f"rows are for the policies {missing}, which were not passed; leave these rows out")
     if missing := sorted({*policies} - {*states}):
         raise ValueError(f"policies {missing} have no state: take it from `init`")
     if unused := sorted({*policies} - {*roles.values()}):
@@ -50,7 +48,7 @@ def check_learnable(
         for leaf in jax.tree.leaves(tree):
             if isinstance(leaf, jax.Array) and (other := owners.setdefault(id(leaf), name)) != name:
                 raise ValueError(
-                    f"policies {other!r} and {name!r} have the same arrays, whose memory the first update takes: give "
-                    "each a copy, as jax.tree.map(jnp.copy, tree)"
+                    f"policies {other!r} and {name!r} share arrays, which the first update donates: give each a copy, "
+                    "as jax.tree.map(jnp.copy, tree)"
                 )
     rows.need(reward="rewards.with_rewards", advantage="learning.with_advantages")

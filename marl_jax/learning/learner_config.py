@@ -65,12 +65,12 @@ class LearnerConfig:
             self.old_logprobs == "sampler" or self.loss.kind in OBJECTIVES
         ):
             raise ValueError(
-                "loss.mask_ratio compares the trainer with the sampler, which needs old_logprobs trainer and a loss of "
-                f"tokens: they are {self.old_logprobs} and {self.loss.kind}; set it to none"
+                "loss.mask_ratio needs old_logprobs=trainer and a loss.kind of single tokens, and these are "
+                f"{self.old_logprobs} and {self.loss.kind}: change them, or set mask_ratio to none"
             )
         if self.layer_norms and self.gradients == "off":
             raise ValueError(
-                "layer_norms are of the parts that gradients keeps apart: set it to roles or slots"
+                "layer_norms needs gradients split by role or slot: set gradients to roles or slots"
             )
 
     @property

@@ -150,7 +150,7 @@ def policy_loss(
     sampler_logp)) is outside of `mask_ratio`, its policy loss is 0, but it still counts in the denominator. Bounds that
     are traced cannot be checked here and are assumed to be valid.
     """
-    require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
+    require(kind not in OBJECTIVES, f"{kind!r} is a loss of whole sequences, for `learner.loss.kind` only")
     logp, old_logp, mask = map(jnp.asarray, (logp, old_logp, mask))
     chex.assert_rank([logp, old_logp, mask], 2)
     optional = [x for x in (sampler_logp, ref_logp, entropy) if x is not None]
@@ -279,7 +279,7 @@ def check_loss(
     """Refuse settings that make no sense together; traced bounds cannot be checked and are assumed to be valid."""
     unknown = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
     require(
-        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{unknown}; of whole sequences there are {OBJECTIVES}"
+        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{unknown}; for whole sequences one of {OBJECTIVES}"
     )
     if is_own(kind):
         own_function(kind, "loss")
@@ -298,12 +298,12 @@ def check_loss(
             holds(mask_ratio[0], lambda value: (value > 0) & (value < 1))
             and holds(mask_ratio[1], lambda value: value > 1)
         ),
-        f"mask_ratio {mask_ratio} must be a number of 0..1 and one above 1, such as 0.5,2, or none",
+        f"mask_ratio {mask_ratio} must be a number between 0 and 1 and one above 1, such as 0.5,2, or none",
     )
     if kind == "gspo":
         require(
             aggregation == "sequence_mean_token_mean",
-            f"gspo weighs whole sequences, not {aggregation!r}; use aggregation 'sequence_mean_token_mean'",
+            f"kind 'gspo' cannot use aggregation {aggregation!r}; set it to 'sequence_mean_token_mean'",
         )
     if dual_clip is not None:
         require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; set it to none")

@@ -237,8 +237,8 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         target = values
         if (invalid := values[chosen & ((values < 0) | (values > 1))]).size:
             raise OwnError(
-                f"preference.wins is 'given', and a {config.by} is {invalid[0]:g}, which is no share of wins: "
-                "give shares from 0 to 1, or set it to counted"
+                f"preference.wins is 'given', and a {config.by} is {invalid[0]:g}, which is not a share of wins: "
+                "give shares from 0 to 1, or set preference.wins to counted"
             )
     else:
         target = win_share(np.where(chosen, values, np.nan), groups())
@@ -246,9 +246,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
     counts = {"chosen": float(len(used)), "left_out": float(len(subset) - len(used))}
     why = f"none of its {len(subset)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
     if passed_above:  # if no row is used, `best` removed the last ones
-        why = (
-            f"each of its {len(subset)} calls is behind the best of its group: raise learner.preference.best"
-        )
+        why = f"none of its {len(subset)} calls is among the best of its group: raise learner.preference.best"
     elif usable:
         why = (
             f"none of its {len(subset)} calls has a {config.by} above {config.above}: "

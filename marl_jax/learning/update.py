@@ -151,7 +151,7 @@ class Learner:
         is_adapter = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
         adapters = set(filter(is_adapter, policies))
         if no_base := sorted(adapters - {*(bases or {})}):
-            raise ValueError(f"policies {no_base} are adapters: hand over the weights under them as `bases`")
+            raise ValueError(f"policies {no_base} are adapters: pass their base weights as `bases`")
         trains, warnings = self.learns(rows, step), list[str]()
         check_rows(rows.take(trains), self.config.batch)  # the other rows are only in the report
         trees, shardings = (policies, states, bases, references), layout.shardings_of((policies, states))
@@ -226,7 +226,8 @@ class Learner:
         for policy, state in states.items():
             if skips[policy] and state.skipped >= limit:
                 raise NonFiniteGradients(
-                    f"policy {policy!r}: {state.skipped} gradients were not finite, and left out (max_skips {limit})",
+                    f"policy {policy!r}: {state.skipped} gradients were not finite and were skipped "
+                    f"(max_skips {limit})",
                     outcome,
                 )
         return outcome
@@ -426,9 +427,7 @@ class Learner:
                     settings, carry, tree, work.frozen, arrays, part_of[batch.unit], **flags
                 )
             except IndexError as error:  # raised by XLA on an H100, see docs/hosts.md
-                error.add_note(
-                    "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
-                )
+                error.add_note("on a GPU, policies.attention=blocks avoids the kernel that XLA failed on")
                 raise
 
         with self.watch("gradient"):
@@ -492,7 +491,7 @@ class Learner:
             return None
         if references is None or policy not in references:
             what = f"loss.kind {self._objective!r}" if by_objective else f"kl_coef of {roles_with_kl}"
-            raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
+            raise ValueError(f"{what} needs references[{policy!r}], the weights to compare with")
         return references[policy]
 
 

@@ -67,7 +67,7 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
         node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     for name in sorted(called.intersection(free_functions(code, setup)) - set(functions)):
-        raise ValueError(f"the check calls {name}, which neither it, nor its setup, nor functions defines")
+        raise ValueError(f"the check calls {name}, which is not defined in it, its setup or functions")
 
 
 _RESULTS = {"wasSuccessful", "failures", "errors", "failed", "unexpectedSuccesses"}

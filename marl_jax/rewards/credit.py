@@ -45,7 +45,7 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
         if "'Table' object" not in str(error):
             raise
         raise OwnError(
-            f"the credit took a table for episodes ({error}): give rewards.by_episodes(...) of a reward of episodes"
+            f"the credit takes episodes but was called with a table ({error}): pass rewards.by_episodes(function)"
         ) from error
     if not isinstance(components, Mapping):
         raise OwnError(f"the credit gave a {type(components).__name__}: return a dictionary of components")
@@ -259,7 +259,7 @@ class CreditConfig:
         fields.check(self)
         function_of(self.leaves)  # a bad name is refused
         if self.batch == "step" and self.threads > 1:
-            raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
+            raise ValueError(f"batch 'step' is one call: set threads to 1, not {self.threads}")
 
 
 NAMED: Mapping[str, Credit] = {
@@ -322,7 +322,7 @@ def by_episodes(
 
     def credit(table: Table) -> Components:
         if table.forked:
-            raise OwnError("a credit sees paths, and this table has episodes that fork: use with_rewards")
+            raise OwnError("a credit takes single paths, and this table has forks: use with_rewards")
         sound = [episode for episode in table.episodes() if episode.error is None]
         batches: dict[str, list[Episode]] = {}
         for episode in sound:

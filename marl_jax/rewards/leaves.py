@@ -48,4 +48,4 @@ def _combined(function: Callable[[Sequence[float]], Any], values: Sequence[float
         return values[0]
     filled = [0.0 if math.isnan(value) else value for value in values]
     result = call_user_function(function, f"leaves '{how}'", filled)
-    return finite(result, f"what {how!r} makes of the {len(filled)} leaves of a call")
+    return finite(result, f"leaves {how!r}: the value for the {len(filled)} leaves of a call")

@@ -373,7 +373,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         (
             [("learner.layer_norms", "true"), ("learner.gradients", "off")],
-            "layer_norms are of the parts that",
+            "layer_norms needs gradients split by role or slot",
         ),
         (
             [("learner.loss.aggregation", "sequence_mean_token_sum_norm")],

@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_computed_are_refused():
         make_batches([make_row(rng, [1] * 30, 9)], [0], CONFIG)
     with pytest.raises(ValueError, match="empty prompt"):
         make_batches([make_row(rng, [], 9)], [0], CONFIG)
-    with pytest.raises(ValueError, match="has a token below 0"):
+    with pytest.raises(ValueError, match="has a token id below 0"):
         make_batches([make_row(rng, [1, 2], 3), make_row(rng, [1, -100], 3)], [0, 0], CONFIG)
     with pytest.raises(ValueError, match="increasing"):
         BatchConfig(buckets=(8, 4))

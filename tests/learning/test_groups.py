@@ -50,7 +50,7 @@ def test_a_workflow_may_declare_presets_of_its_own():
     assert group_key("study", declared) == ("task", "role", "slot")
     assert group_key("rounds", declared) == ("task", "turn")  # in the order of the fields
     assert group_key("role", declared) == ("task", "role")
-    with pytest.raises(ValueError, match="group 'role' is of every workflow"):
+    with pytest.raises(ValueError, match="group 'role' is built in"):
         group_key("role", {"role": ("slot",)})
 
 

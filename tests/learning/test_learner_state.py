@@ -126,7 +126,7 @@ def test_a_role_may_have_any_name():
 
 def test_rows_of_a_policy_that_was_not_handed_over_are_refused():
     run = learner()
-    with pytest.raises(ValueError, match=r"\['p1'\], which were not handed over"):
+    with pytest.raises(ValueError, match=r"\['p1'\], which were not passed"):
         run.step(*start(run, ("p0",)), as_table(ROWS))
 
 
@@ -284,7 +284,7 @@ def test_what_cannot_be_learned_from_is_refused_while_all_policies_are_whole():
             run.step(trees, states, as_table([*ROWS[:2], broken]))
     with pytest.raises(ValueError, match=r"\['p1'\] have no state: take it from `init`"):
         run.step(trees, {"p0": states["p0"]}, as_table(ROWS))
-    with pytest.raises(ValueError, match="policies 'p0' and 'p1' have the same arrays"):
+    with pytest.raises(ValueError, match="policies 'p0' and 'p1' share arrays"):
         run.step({"p0": trees["p0"], "p1": {**trees["p0"]}}, states, as_table(ROWS))
     with pytest.raises(ValueError, match=r"policies \['p2'\] have no role in the map"):
         run.step({**trees, "p2": trees["p1"]}, {**states, "p2": states["p1"]}, as_table(ROWS))

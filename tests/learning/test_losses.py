@@ -357,7 +357,7 @@ def test_an_anchor_pulls_however_far_the_policy_has_gone(kind):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kind": "gspo", "aggregation": "token_mean"}, "gspo weighs whole sequences"),
+        ({"kind": "gspo", "aggregation": "token_mean"}, "'gspo' cannot use aggregation 'token_mean'"),
         ({"kind": "cispo", "dual_clip": 3.0}, "dual_clip belongs to kind 'ppo', not 'cispo'; set it to none"),
         ({"kind": f"{__name__}:linear", "dual_clip": 3.0}, f"'ppo', not '{__name__}:linear'"),
         ({"dual_clip": 0.5}, "above 1"),

@@ -113,7 +113,7 @@ def test_the_others_of_a_group_may_be_of_another_policy():
     best = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 3]))
     assert (best.rows.tolist(), best.counts) == ([1], {"chosen": 1.0, "left_out": 1.0})
     none = objectives.aim("sft", rows, PreferenceConfig(best=1), np.array([0, 1]))
-    assert not len(none.rows) and "is behind the best of its group" in none.missing
+    assert not len(none.rows) and "is among the best of its group" in none.missing
 
 
 def test_shares_of_wins_that_are_given_are_not_counted_again():
@@ -125,7 +125,7 @@ def test_shares_of_wins_that_are_given_are_not_counted_again():
     counted = objectives.aim("sppo", rows, PreferenceConfig())
     assert counted.target.tolist() == [0.125, 1.0, 0.5, 0.125, 0.75]
     lower = rows.replace(reward=share - 0.75)
-    with pytest.raises(ValueError, match=r"a reward is -0\.5, which is no share of wins: .* to counted"):
+    with pytest.raises(ValueError, match=r"is -0\.5, which is not a share of wins: .* to counted"):
         objectives.aim("sppo", lower, PreferenceConfig(wins="given"))
     assert objectives.aim("sppo", lower, PreferenceConfig()).target.tolist() == counted.target.tolist()
 
@@ -312,7 +312,7 @@ def test_a_group_over_policies_has_one_best_call():
     _, states, report = learner.step(trees, learner.init(trees), table)
     assert [report.policies[name]["chosen"] for name in ("p0", "p1")] == [0, 1]
     assert [states[name].empty for name in ("p0", "p1")] == [1, 0]
-    assert "is behind the best of its group" in report.warnings[0]
+    assert "is among the best of its group" in report.warnings[0]
 
 
 def test_pairs_stay_in_one_mini_batch():
@@ -400,7 +400,7 @@ def test_masked_tokens_are_read_and_not_learned():
     assert report.roles["generator"]["tokens"] == 7
     close(report.policies["p0"]["loss"], value, of=abs(value))
     unmarked = table.replace(spoken=dataclasses.replace(table.spoken, values=np.zeros(10, bool)))
-    with pytest.raises(ValueError, match="`spoken` must mark as many, at least one"):
+    with pytest.raises(ValueError, match="`spoken` must have as many marks, at least one"):
         gradient(unmarked, objective("sft"))
 
 
@@ -440,11 +440,11 @@ def test_rows_may_have_weights_and_clip_ranges_of_their_own():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match=r"'kto' needs preference\.above"):
         LearnerConfig(LossConfig("kto"))
-    with pytest.raises(ValueError, match="'dpo' is no loss of single tokens"):
+    with pytest.raises(ValueError, match="'dpo' is a loss of whole sequences"):
         policy_loss(*(jnp.zeros((1, 1)),) * 4, kind="dpo")
     with pytest.raises(ValueError, match="dual_clip belongs to kind 'ppo', not 'dpo'"):
         LossConfig("dpo", dual_clip=3.0)
-    with pytest.raises(ValueError, match=r"unknown.*of whole sequences there are \('sft'"):
+    with pytest.raises(ValueError, match=r"unknown.*for whole sequences one of \('sft'"):
         LossConfig("dop")
     learner = Learner(Qwen3(TINY), objective("dpo"), SHARED)
     trees = {"p0": PARAMS}

@@ -118,7 +118,7 @@ def test_rows_have_the_weights_and_clips_that_a_users_function_gives_them():
         with_advantages(TABLE, AdvantageConfig(rows="test_worth:raising"))
     with pytest.raises(UserError, match=r"advantages\.rows 'test_worth:texts' returned"):
         with_advantages(TABLE, AdvantageConfig(rows="test_worth:texts"))
-    with pytest.raises(UserError, match="6 numbers from 0 on; 'weight' has others"):
+    with pytest.raises(UserError, match="6 finite numbers of at least 0; fix 'weight'"):
         with_advantages(TABLE, AdvantageConfig(rows="test_worth:wrong"))
     with pytest.raises(ValueError, match="has no 'nobody'"):
         AdvantageConfig(rows="test_worth:nobody")

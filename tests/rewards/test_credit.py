@@ -441,7 +441,7 @@ def test_a_function_without_a_name_is_a_credit_too():
 
 def test_a_function_of_episodes_in_the_place_of_a_credit_is_told():
     table = Table.of(TWO)
-    with pytest.raises(OwnError, match=r"took a table for episodes .* give rewards.by_episodes"):
+    with pytest.raises(OwnError, match=r"called with a table .* pass rewards.by_episodes"):
         with_rewards(table, lambda graded: [one.outcome for one in graded])
 
 

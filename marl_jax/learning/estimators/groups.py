@@ -49,17 +49,15 @@ def group_key(
 ) -> tuple[str, ...]:
     """The fields of a preset, of a preset that the workflow has `declared`, or of an explicit list of fields."""
     if reserved := PRESETS.keys() & (declared or {}):
-        raise ValueError(
-            f"group '{min(reserved)}' is of every workflow: let the workflow give its own another name"
-        )
+        raise ValueError(f"group '{min(reserved)}' is built in: give the workflow's own group another name")
     presets = {**PRESETS, **(declared or {})}
     if isinstance(name, str):
         if name in presets:
             return group_key(presets[name])
         if name == "study":
             raise ValueError(
-                "group 'study' is declared by workflows that the study has, and not by this one: name fields, such as "
-                "task,role, or declare it with @workflow(..., groups={'study': ('task', 'role')})"
+                "this workflow declares no group 'study', as the study's workflows do: name fields, such as task,role, "
+                "or declare it with @workflow(..., groups={'study': ('task', 'role')})"
             )
         name = [field.strip() for field in name.split(",")]
     if not name or any(field not in FIELDS and not is_attribute(field) for field in name):

@@ -128,7 +128,7 @@ def _own_columns(table: Table, name: str) -> Table:
         raise OwnError(message) from None
     for column, values in columns.items():
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
-            raise OwnError(f"{message}, each with {len(table)} numbers from 0 on; '{column}' has others")
+            raise OwnError(f"{message}, each with {len(table)} finite numbers of at least 0; fix '{column}'")
     return table.replace(**columns)
 
 
@@ -155,7 +155,7 @@ def _field(table: Table, field: str) -> list[Any]:
 def _attribute(field: str, attributes: Mapping[str, Any], owner: str) -> Any:
     name = field.partition(".")[2]
     if name not in attributes:
-        known = f"it has: {', '.join(attributes)}" if attributes else "it has none"
+        known = f"it has: {', '.join(attributes)}" if attributes else "it has no attributes"
         raise OwnError(f"group field '{field}': {owner} has no attribute '{name}'; {known}")
     value = attributes[name]  # may be a list or a mapping
     return value if isinstance(value, Hashable) else json.dumps(value, sort_keys=True, default=repr)

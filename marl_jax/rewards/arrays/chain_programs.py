@@ -47,7 +47,7 @@ def pack_tests(tasks: Sequence[Task]) -> Tests:
     """The hidden tests of tasks as arrays; tests of another form are refused."""
     counts = {len(task.tests) for task in tasks}
     if len(counts) != 1:
-        raise ValueError(f"the tasks have {sorted(counts)} tests: arrays need as many for each")
+        raise ValueError(f"the tasks have {sorted(counts)} tests: arrays need the same number for each task")
     rows = [[_values(task, test) for test in task.tests] for task in tasks]
     inputs, expected = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
     stack = lambda values: jax.tree.map(lambda *leaves: np.stack(leaves), *values)
@@ -66,7 +66,7 @@ def _value(task: Task, value: Any) -> Value:
     numbers = value if is_list else [value]
     if len(numbers) > ITEMS or not all(type(n) is int and abs(n) <= LARGEST for n in numbers):
         raise ValueError(
-            f"a test of task {task.id!r} has the value {value!r:.80}: arrays hold integers, {ITEMS} of them in a list"
+            f"a test of task {task.id!r} has the value {value!r:.80}: arrays hold integers and lists of up to {ITEMS}"
         )
     items: Any = np.zeros(ITEMS, np.int32)
     if is_list:

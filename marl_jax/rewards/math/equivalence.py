@@ -129,7 +129,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
         # Logged, because from rewards alone a busy machine looks like wrong answers.
-        ungraded("no time for the algebra of a math answer, which earns 0: %s", answer)
+        ungraded("a math answer earns 0, as comparing it by algebra took too long: %s", answer)
         raise _Undecided
     return same
 

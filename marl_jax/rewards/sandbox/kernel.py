@@ -208,7 +208,7 @@ def _drop_root(proc: int) -> None:
             return file.read()
 
     with _step(
-        "root may not become another user here: run as an ordinary one, or give CAP_SETUID and CAP_SETGID"
+        "root may not become another user here: run as an ordinary user, or grant CAP_SETUID and CAP_SETGID"
     ):
         if read("setgroups").strip() == "allow":
             os.setgroups([])
