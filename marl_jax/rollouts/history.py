@@ -60,14 +60,14 @@ class Chat:
         self.end_of_turn = int(tokenizer.convert_tokens_to_ids(self.end_text))
         if NEXT["content"] not in tail or tail != self._tail([NEXT], EARLIER):
             raise ValueError(
-                "the chat template writes a later turn differently by what came before it: "
+                "the chat template writes a later turn differently after other earlier turns: "
                 "histories cannot be continued token by token"
             )
         opened, closed = (self._render([OPENING]).rfind(mark) for mark in _THOUGHT)
         if opened > closed:
             raise ValueError(
-                "the chat template begins every answer with a thought, thinking off or not: use a model that can "
-                "answer without"
+                "the chat template begins every answer with a thought, even with thinking off: use a model that "
+                "can answer without"
             )
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Chats:
             tokenizer = dict.fromkeys(names or ("",), tokenizer)
         if missing := [name for name in names if name not in tokenizer]:
             raise ValueError(
-                f"policy '{missing[0]}' has no tokenizer; there are those of: {', '.join(tokenizer)}"
+                f"policy '{missing[0]}' has no tokenizer; these policies have one: {', '.join(tokenizer)}"
             )
         chats = {id(each): Chat(each) for each in {id(each): each for each in tokenizer.values()}.values()}
         self.by_policy = {name: chats[id(each)] for name, each in tokenizer.items()}
@@ -172,7 +172,7 @@ def fit(
     while len(tokens) > room:
         if not truncate:
             raise Overlong(
-                f"the prompt adds {full} tokens where {max(room, 0)} fit: {LONGER}, or set "
+                f"the prompt adds {full} tokens and only {max(room, 0)} fit: {LONGER}, or set "
                 "overlong=truncate in the limits"
             )
         cut += math.ceil((len(tokens) - room) * len(text) / full)  # characters; repeated if they were too few

@@ -200,7 +200,7 @@ def player_for(
         )
     if max_prompt is not None and not 1 <= max_prompt <= room:
         raise ValueError(
-            f"max_prompt is {max_prompt}; the model has room for 1 to {room} tokens beside max_new_tokens={new}"
+            f"max_prompt is {max_prompt}; max_new_tokens={new} leaves room for 1 to {room} tokens in the model"
         )
     load = load_of(settings.values(), max_prompt or min(LONGEST, room), ends=len(model.stop_tokens))
     shapes, limits = plan(model, load, lanes=lanes), Limits(context=load.max_prompt + new)
@@ -225,14 +225,14 @@ def _settings(
     if any(chosen.top_p < 1 or chosen.top_k for chosen in sampling_roles.values()):
         for role in (role for role, chosen in sampling_roles.items() if not chosen.top_k):
             raise ValueError(
-                f"sampling of role '{role}' has top_k 0 where tokens are left out: training renormalises over what was "
-                "kept, so give the most tokens to keep, such as top_k=64"
+                f"sampling of role '{role}' has top_k 0, and top_p or top_k leaves out tokens: training renormalises "
+                "over what was kept, so set top_k to the most tokens to keep, such as 64"
             )
     for role, chosen in sampling_roles.items():
         if chosen.min_new_tokens and not chosen.top_k:
             raise ValueError(
                 f"sampling of role '{role}' has min_new_tokens {chosen.min_new_tokens} and top_k 0: training cannot "
-                "know which tokens could not end the answer, so give the most tokens to keep, such as top_k=64"
+                "know which tokens could not end the answer, so set top_k to the most tokens to keep, such as 64"
             )
     return settings
 
@@ -241,6 +241,6 @@ def _default_prompts(tokenizer: Any, tasks: Sequence[Task]) -> Prompts:
     families = dict.fromkeys(task.family for task in tasks)
     if len(families) > 1:
         raise ValueError(
-            f"tasks are of {' and '.join(families)}, which have words of their own: play them apart, or give prompts="
+            f"tasks are of {' and '.join(families)}, which differ in their prompts: play them apart, or give prompts="
         )
     return load_prompts(tasks[0].family if tasks else "math", "micro" if len(tokenizer) < MICRO else "full")

@@ -106,8 +106,8 @@ def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Bat
         return batch
     except Differs as error:
         other.stop(
-            f"the workflow did not come to its fork again: {error}; what it yields may depend on its task, its results "
-            "and rng alone"
+            f"the workflow did not reach its fork again: {error}; what it yields may depend only on its task, its "
+            "results and rng"
         )
         return []
 

@@ -228,15 +228,16 @@ class Running:
         self._leaves *= fork.ways
         if self._leaves > self.limits.max_leaves:
             raise Ended(
-                f"a fork of {fork.ways} ways could make {self._leaves} paths of this episode, if all its branches "
-                f"forked alike, of at most {self.limits.max_leaves}: fork fewer ways, or raise "
-                "rollout.limits.max_leaves"
+                f"a fork of {fork.ways} ways could give this episode {self._leaves} paths, if all branches fork alike; "
+                f"at most {self.limits.max_leaves} are allowed: fork fewer ways, or raise rollout.limits.max_leaves"
             )
         branch = 0
         if len(self.path) < len(self.due):
             branch = self.due[len(self.path)]
             if branch >= fork.ways:
-                raise Ended(f"path {self.due} takes branch {branch} of a fork of {fork.ways} ways")
+                raise Ended(
+                    f"path {self.due} takes branch {branch}; the fork has branches 0..{fork.ways - 1}"
+                )
         else:
             self.others += [(*self.path, other) for other in range(1, fork.ways)]
         self.path = (*self.path, branch)
@@ -290,8 +291,8 @@ class Running:
             last = self.calls[call.after.call]
             if self.chat_of(last.role, last.slot) is not chat:
                 raise Ended(
-                    f"a call to '{call.role}' goes on in the history of '{last.role}', whose policy has another "
-                    "tokenizer: show it the text in a message of its own, or give both one base"
+                    f"a call to '{call.role}' continues the history of '{last.role}', whose policy has another "
+                    "tokenizer: show it the text in a message of its own, or give both policies one base"
                 )
             history = last.prompt_tokens + last.tokens
             render = functools.partial(chat.extend, last.tokens)

@@ -23,7 +23,7 @@ def run_tool(tool: Tool, after_call: int = -1) -> ToolRecord:
     try:
         text = json.dumps(tool.fn(*tool.args))
         if len(text) > MAX_RESULT:
-            raise ValueError(f"the result is {len(text)} bytes of JSON, of at most {MAX_RESULT}")
+            raise ValueError(f"the result is {len(text)} bytes of JSON; at most {MAX_RESULT} are allowed")
         return ToolRecord(tool.name, json.loads(text), None, after_call)
     except BaseException as error:  # a SystemExit, too, must not end the thread silently
         return ToolRecord(tool.name, None, error_text(error), after_call)
@@ -70,7 +70,7 @@ class ToolLog:
                 known[tuple(map(operator.index, entry["key"]))] = ToolRecord(**entry["record"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"'{path}' cannot be read as results of tools, line {number}: {error_text(error)}; "
+                    f"'{path}' cannot be read as tool results, line {number}: {error_text(error)}; "
                     "without the file the tools run again"
                 ) from error
         return known

@@ -78,7 +78,7 @@ class Engine:
         measured here, and those that do not agree are removed from `self.settings`.
         """
         if len(set(policies)) < len(policies):
-            raise ValueError(f"policies names one twice: {', '.join(policies)}")
+            raise ValueError(f"policies names a policy twice: {', '.join(policies)}")
         if adapters is not None and len(policies) > num_adapters(adapters):
             raise ValueError(f"{len(policies)} policies are named for {num_adapters(adapters)} adapters")
         self._mesh = mesh_of(params)
@@ -147,7 +147,7 @@ class Engine:
             )
         for what, new, old in (("params", params, self._params), ("adapters", adapters, self._adapters)):
             if new is not None and _shapes(new) != _shapes(old):
-                raise ValueError(f"the new {what} are not of the shapes that this engine was built with")
+                raise ValueError(f"the new {what} differ in shape from those that this engine was built with")
         self._params = self._params if params is None else params
         self._adapters = self._adapters if adapters is None else adapters
         self._admission = Admission(self.settings)  # cached prompts were computed with the old weights
@@ -287,7 +287,7 @@ class Engine:
         first = [jax.tree.leaves(tree)[0] for tree in (self._params, self._adapters) if tree]
         if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in first):
             raise RuntimeError(
-                "an update took the memory of the weights that answer: hand the new ones to update()"
+                "an update took the memory of this engine's weights: pass the new ones to update()"
             )
         size = self.settings.prefill_rows(chunk)
         rows, starts = np.full(size, NOWHERE, np.int32), np.zeros(size, np.int32)

@@ -87,7 +87,7 @@ def check(
         hint = (
             f"there are {known}"
             if known
-            else f"name it when it is built: Engine(..., policies=[{request.policy!r}])"
+            else f"name it when the engine is built: Engine(..., policies=[{request.policy!r}])"
         )
         raise ValueError(f"no policy {request.policy!r} is served here; {hint}")
     for what, tokens in (("prompt", request.tokens), ("stop_tokens", request.stop_tokens)):

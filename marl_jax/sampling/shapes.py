@@ -241,9 +241,9 @@ def plan(
     while needed(with_lanes(count)) > budget:
         if lanes or count == 1:
             need = needed(with_lanes(count))
-            others = f", or {_gib(update_bytes)} of what takes turns with it" if update_bytes else ""
+            others = f" or the {_gib(update_bytes)} of an update between rollouts" if update_bytes else ""
             raise ValueError(
-                f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
+                f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} on top of the weights, with "
                 f"working memory{others}; the budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower "
                 "lanes, or raise budget_bytes"
             )

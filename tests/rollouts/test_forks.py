@@ -252,7 +252,7 @@ def test_forks_that_would_not_end_end():
     assert ends(narrow).error == "call budget of 64 exhausted: the workflow asks for more"
     head = ends(wide, limits=Limits(max_leaves=8))
     assert {leaf.error for leaf in head.leaves} == {
-        "a fork of 2 ways could make 16 paths of this episode, if all its branches forked alike, of at most 8: fork "
+        "a fork of 2 ways could give this episode 16 paths, if all branches fork alike; at most 8 are allowed: fork "
         "fewer ways, or raise rollout.limits.max_leaves"
     }
     assert len(head.leaves) == 8
@@ -303,7 +303,7 @@ def test_a_workflow_that_does_not_come_to_its_fork_again_ends_that_branch():
     for flow, why in ((moody, "prompt_tokens is"), (gone, r"it ends at path \(\) \(None\)")):
         one, other = ends(flow).leaves
         assert one.error is None
-        assert re.match(f"the workflow did not come to its fork again: .*{why}", other.error)
+        assert re.match(f"the workflow did not reach its fork again: .*{why}", other.error)
 
 
 def test_a_fork_in_a_list_and_a_branch_that_is_not_there_are_refused():
@@ -318,7 +318,7 @@ def test_a_fork_in_a_list_and_a_branch_that_is_not_there_are_refused():
     assert ends(listed).error.endswith(
         "yielded Fork in a list; yield a Call, a Tool, a list of them, or a Fork"
     )
-    assert ends(two, path=(2,)).error == "path (2,) takes branch 2 of a fork of 2 ways"
+    assert ends(two, path=(2,)).error == "path (2,) takes branch 2; the fork has branches 0..1"
 
 
 @pytest.mark.parametrize("labels", [{"type": None}, {1: "a"}, ["type"]])

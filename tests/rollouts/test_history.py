@@ -215,7 +215,7 @@ def test_a_prompt_that_fits_is_left_alone(tokenizer):
 def test_an_overlong_prompt_is_refused_with_its_length(tokenizer):
     chat = Chat(tokenizer)
     n = len(chat.start([LONG]))
-    with pytest.raises(Overlong, match=f"adds {n} tokens where 100 fit"):
+    with pytest.raises(Overlong, match=f"adds {n} tokens and only 100 fit"):
         fit([LONG], chat.start, 100, False)
 
 

@@ -121,7 +121,7 @@ def test_weights_that_an_update_took_are_told(base):
     trees, tasks = playing.start(), micro.take("micro_math", "train", 1, levels=(1,))
     playing.update(trees)
     jax.tree.map(lambda leaf: leaf.delete(), trees)  # as a donation does
-    with pytest.raises(RuntimeError, match=r"took the memory of the weights that answer: hand the new ones"):
+    with pytest.raises(RuntimeError, match=r"took the memory of this engine's weights: pass the new ones"):
         playing.play(tasks)
 
 
@@ -139,14 +139,14 @@ def test_weights_to_learn_from_are_fresh_at_every_call(base):
         ({"policies": {"generator": "p0"}}, "policies: policy map lacks the role 'aggregator'"),
         ({"policies": {"judge": "p0"}}, "policies: policy map names 'judge', which is no role"),
         ({"sampling": {"generator": SamplingSettings()}}, r"sampling is for \['generator'\]; the roles are"),
-        ({"max_prompt": 10**6}, "max_prompt is 1000000; the model has room for 1 to"),
+        ({"max_prompt": 10**6}, "max_prompt is 1000000; max_new_tokens=64 leaves room for 1 to"),
         (
             {"sampling": SamplingSettings(max_new_tokens=4096)},
             "^max_new_tokens is 4096; the model has 4096 positions, for prompt and completion together",
         ),
         (
             {"sampling": SamplingSettings(top_p=0.9)},
-            "sampling of role 'generator' has top_k 0 where tokens are left out",
+            "sampling of role 'generator' has top_k 0, and top_p or top_k leaves out tokens",
         ),
         (
             {"sampling": SamplingSettings(min_new_tokens=4)},

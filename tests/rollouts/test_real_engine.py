@@ -240,7 +240,7 @@ def test_policies_with_weights_of_their_own_have_their_own_engines(flow):
         (
             {},
             (),
-            r"role 'generator' cannot answer: no policy 'p0' is served here; name it when it is built: Engine",
+            r"role 'generator' cannot answer: no policy 'p0' is served here; name it when the engine is built: Engine",
         ),
         ({"top_k": 5}, ("p0",), "planned without truncation"),
         ({"min_new_tokens": 3}, ("p0",), "planned without min_new_tokens"),

@@ -50,7 +50,7 @@ def tool_errors():
         leaves: "SystemExit: 3",
         hangs: "timeout",
         unspeakable: "TypeError: Object of type object is not JSON serializable",
-        boundless: "ValueError: the result is 1048578 bytes of JSON, of at most 1048576",
+        boundless: "ValueError: the result is 1048578 bytes of JSON; at most 1048576 are allowed",
         wordless: "Wordless",
     }
 
@@ -234,9 +234,7 @@ def test_opening_a_log_touches_no_line_that_is_whole(tmp_path, monkeypatch):
 def test_a_log_with_a_line_that_is_none_is_refused_by_name_and_line(tmp_path, line):
     path = tmp_path / "tools.jsonl"
     log_with(path, line + b"\n")
-    with pytest.raises(
-        ValueError, match=r"tools\.jsonl' cannot be read as results of tools, line 3: "
-    ) as error:
+    with pytest.raises(ValueError, match=r"tools\.jsonl' cannot be read as tool results, line 3: ") as error:
         ToolLog(path)
     assert "\n" not in str(error.value)
 

@@ -103,7 +103,7 @@ def test_a_first_prompt_that_does_not_fit_is_told(base):
     limits = dataclasses.replace(config.rollout.limits, context=9)
     config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, limits=limits))
     with pytest.raises(
-        FolderError, match=r"on task 't1': the prompt adds \d+ tokens where 8 fit: raise max_prompt"
+        FolderError, match=r"on task 't1': the prompt adds \d+ tokens and only 8 fit: raise max_prompt"
     ):
         flattened(Table.of([episode(1, said("one"))]), "generator", config, load_parts(config))
 

@@ -217,5 +217,5 @@ def test_a_history_is_not_continued_in_another_tokenizer(config, tmp_path):
     shared = dataclasses.replace(
         config, workflow=dataclasses.replace(config.workflow, settings={"rounds": 2, "shared": True}), steps=1
     )
-    with pytest.raises(Exception, match=r"goes on in the history of .* has another tokenizer"):
+    with pytest.raises(Exception, match=r"continues the history of .* has another tokenizer"):
         train(shared, tmp_path / "run")

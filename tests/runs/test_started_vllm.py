@@ -232,11 +232,11 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path):
     told = ["one thing", "ValueError: memory is short", "RuntimeError: it failed. See root cause above."]
     broken = program(tmp_path / "broken", *(f"echo '{line}'" for line in told), "echo", "exit 3")
     (tmp_path / "log").write_text("of before\n")
-    what = r"ended at its start \(exit code 3\) and said 'ValueError: memory is short': see its log, '.*/log'"
+    what = r"at its start \(exit code 3\) and logged 'ValueError: memory is short': see its log, '.*/log'"
     refused(tmp_path, what, python=broken)
     pid = tmp_path / "pid"
     slow = program(tmp_path / "slow", f"echo $$ > {shlex.quote(str(pid))}; echo loading; exec sleep 600")
-    refused(tmp_path, r"not ready within .*, 2 s, and said 'loading'", python=slow, start_timeout=2.0)
+    refused(tmp_path, r"not ready within .*, 2 s, and logged 'loading'", python=slow, start_timeout=2.0)
     assert ended(pid, 1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -132,11 +132,11 @@ def test_a_server_that_has_other_weights_than_it_was_sent_ends_the_run(base):
         parts = load_parts(config)
         mine, theirs = (service_of(config, parts, moved(parts.start(0), seed)) for seed in (1, 2))
         assert len(server.asked) == 4 + 2  # the second does not find the base there, and does not ask for it
-        with pytest.raises(EngineGone, match=r"other weights than it was sent \('marl_jax_.*another run"):
+        with pytest.raises(EngineGone, match=r"other weights than this run sent \('marl_jax_.*another run"):
             answers(mine, ["p0"])
         answers(theirs, ["p0"])
         server.version = "default"  # as it is where the server was started anew meanwhile
-        with pytest.raises(EngineGone, match=r"sent \('default'\): it was started anew.*the same command"):
+        with pytest.raises(EngineGone, match=r"sent \('default'\): it was restarted.*the same command"):
             answers(theirs, ["p0"])
     with FakeVllm(base, faults=["weights"]) as server:  # of another model, which nothing is sent to
         config = in_full(config_of(base, server.url))
@@ -168,7 +168,7 @@ FAULTS = {
     "reload": r"refused /collective_rpc \(500: No weights in .*engine.vllm.folder",
     "no ids": "return_token_ids",
     "no log-probs": "without a log-prob for every token",
-    "too few": "ended an answer after 1 of 16 tokens, by 'abort'",
+    "too few": "after 1 of 16 tokens, with finish_reason 'abort'",
     "named": "answered as 'someone-else'",
     "weights": r"other weights than .* nats a token off: .*--model",
     "tokenizer": "another tokenizer",
@@ -206,8 +206,8 @@ BROKEN = (
     *(([GOOD | {"token_ids": [1, 2, id]}], f"with token {str(id)[:9]}") for id in (-1, 10, 10**12)),
     *(([GOOD | {"logprobs": all}], "without a log-prob") for all in (None, [-1, -2, -3], {"token_logprobs": [-1] * 4})),
     *(([GOOD | {"logprobs": {"token_logprobs": all}}], "as the log-prob of a token") for all in SCORES),
-    ([GOOD | {"token_ids": [3, 0, 1]}], "went on behind the stop token at place 2 of 3"),
-    ([GOOD | {"token_ids": [3, 2, 1, 4, 0], "finish_reason": "stop"}], "with 5 tokens where 0 to 3"),
+    ([GOOD | {"token_ids": [3, 0, 1]}], "continued after the stop token, token 2 of 3"),
+    ([GOOD | {"token_ids": [3, 2, 1, 4, 0], "finish_reason": "stop"}], "with 5 tokens; 0 to 3"),
 )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_the_settings_of_a_good_request_may_be_arrays(params):
 @pytest.mark.parametrize(
     ("request_", "match"),
     [
-        (ask([1], policy="other"), "no policy 'other' is served here; name it when it is built"),
+        (ask([1], policy="other"), "no policy 'other' is served here; name it when the engine is built"),
         (ask(prompt(40), new=25), "need 65 positions; this engine has 64"),
         (ask([1, 200]), "prompt holds token 200"),
         (ask([1], stop_tokens=(1, 2, 3, 4, 5)), "5 stop tokens; this engine takes up to 4"),
@@ -149,7 +149,7 @@ def test_more_policies_than_adapters_are_refused(params):
     adapters = init_lora(0, CONFIG, 2, 2)
     with pytest.raises(ValueError, match="3 policies are named for 2 adapters"):
         Engine(params, CONFIG, SETTINGS, adapters=adapters, policies=("a", "b", "c"))
-    with pytest.raises(ValueError, match="policies names one twice: a, a"):
+    with pytest.raises(ValueError, match="policies names a policy twice: a, a"):
         Engine(params, CONFIG, SETTINGS, adapters=adapters, policies=("a", "a"))
 
 

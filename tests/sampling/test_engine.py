@@ -380,9 +380,9 @@ def test_weights_that_are_not_finite_are_named_and_not_sampled_from(params):
 
 def test_an_update_of_other_shapes_is_refused(params, adapters):
     engine = Engine(params, CONFIG, SETTINGS)
-    with pytest.raises(ValueError, match="adapters are not of the shapes"):
+    with pytest.raises(ValueError, match="adapters differ in shape"):
         engine.update(adapters=adapters)
-    with pytest.raises(ValueError, match="params are not of the shapes"):
+    with pytest.raises(ValueError, match="params differ in shape"):
         engine.update(params=jax.tree.map(lambda leaf: leaf[..., :1], params))
 
 

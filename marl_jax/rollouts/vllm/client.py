@@ -128,8 +128,8 @@ class Vllm:
             return answers
         if salt != self._weights.salt:
             raise self._server.gone(
-                f"has other weights than it was sent ({salt!r:.80}): it was started anew, or another run uses it",
-                "give each run a server of its own; the same command loads its weights and makes the step again",
+                f"has other weights than this run sent ({salt!r:.80}): it was restarted, or another run uses it",
+                "give each run its own server; the same command loads the weights again and repeats the step",
             )
         self._forget(answers)
         return answers

@@ -82,7 +82,7 @@ class Started:
         if shutil.which(os.path.expanduser(self._config.python)) is None:
             raise EngineGone(
                 f"engine.vllm.python is '{self._config.python}', which is no program: name the Python of an "
-                "environment that has vLLM, as make vllm makes .venv-vllm"
+                "environment with vLLM, such as the .venv-vllm/bin/python of `make vllm`"
             )
         address = f"http://{LOCAL}:{self._port()}"
         variables = {name: value for name, value in os.environ.items() if name not in _OURS}
@@ -120,8 +120,8 @@ class Started:
                 probe.bind((LOCAL, port))
             except OSError as error:
                 raise EngineGone(
-                    f"engine.vllm.url is {self._config.url}, and its port cannot be had ({error.strerror}): end what "
-                    "has it, or leave the url out for a free one"
+                    f"engine.vllm.url is {self._config.url}, and its port cannot be used ({error.strerror}): end the "
+                    "program that has it, or leave the url out for a free port"
                 ) from None
             return int(probe.getsockname()[1])
 
@@ -144,4 +144,4 @@ class Started:
             # The last error of all is often one that points to another: "See root cause above".
             lines = [line for line in lines if "Error: " in line and "root cause" not in line] or lines
         last = lines[-1][:500] if lines else "nothing"
-        raise EngineGone(f"the vLLM server {what} and said '{last}': see its log, '{self.log}'")
+        raise EngineGone(f"the vLLM server {what} and logged '{last}': see its log, '{self.log}'")

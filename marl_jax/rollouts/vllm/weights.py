@@ -85,7 +85,7 @@ class Weights:
         """Have the server answer with the weights last written."""
         for name in self.names.values():
             path = str(self.folder / name)
-            way_out = f"it has to read '{path}' (engine.vllm.folder); {server.way_out}"
+            way_out = f"it must be able to read '{path}' (engine.vllm.folder); {server.way_out}"
             if self.full:
                 server.ask("/update_weight_version", {"new_version": name}, way_out)
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}

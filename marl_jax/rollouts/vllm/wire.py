@@ -91,36 +91,36 @@ class Server:
             "presence_penalty": 0.0,
             **({"cache_salt": salt} if salt else {}),
         }
-        way_out = f"if it was started anew, the same command loads '{name}' again; else see its log"
+        way_out = f"if it was restarted, the same command loads '{name}' again; else see its log"
         return self._read(self.ask("/v1/completions", body, way_out), request, name)
 
     def _read(self, answer: Any, request: Request, name: str) -> Completion:
         """The completion in an answer; raises if anything is missing or wrong."""
         if not isinstance(answer, dict) or answer.get("model") != name:
             served = answer.get("model") if isinstance(answer, dict) else answer
-            raise self.gone(f"answered as {served!r:.80} where '{name}' was asked")
+            raise self.gone(f"answered as {served!r:.80} to a request for '{name}'")
         choices = answer.get("choices")
         choice: Any = choices[0] if isinstance(choices, list) and choices else None
         choice = choice if isinstance(choice, dict) else {}
         tokens, reason = choice.get("token_ids"), choice.get("finish_reason")
         if not _all(tokens, int):
-            raise self.gone("answered without token ids", "start a vLLM that knows return_token_ids")
+            raise self.gone("answered without token ids", "start a vLLM that supports return_token_ids")
         if wrong := [token for token in tokens if not 0 <= token < self._vocabulary]:
             raise self.gone(f"answered with token {wrong[0]!r:.40}, which policies.base does not have")
         if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
             raise self.gone("read other tokens than were sent")
         ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
         if early := [place for place, token in enumerate(tokens[:-1], 1) if token in request.stop_tokens]:
-            raise self.gone(f"went on behind the stop token at place {early[0]} of {len(tokens)}")
+            raise self.gone(f"continued after the stop token, token {early[0]} of {len(tokens)}")
         if len(tokens) > request.max_new_tokens or (ended and len(tokens) < request.min_new_tokens):
             raise self.gone(
-                f"answered with {len(tokens)} tokens where {request.min_new_tokens} to {request.max_new_tokens} and a "
-                "stop token were asked"
+                f"answered with {len(tokens)} tokens; {request.min_new_tokens} to {request.max_new_tokens} and a "
+                "stop token were requested"
             )
         if not tokens or not (ended or (reason == "length" and len(tokens) == request.max_new_tokens)):
             raise self.gone(
-                f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, by {reason!r:.40} and "
-                "without a stop token"
+                f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, with finish_reason "
+                f"{reason!r:.40} and no stop token"
             )
         scored: Any = choice.get("logprobs")
         logprobs: Any = scored.get("token_logprobs") if isinstance(scored, dict) else None
