@@ -70,20 +70,23 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
     inner = json.loads(tokenizer.backend_tokenizer.to_str())
     added = inner["added_tokens"]
     checks = {
-        "its model is WordLevel": inner["model"]["type"] == "WordLevel",
-        "it does not normalise": inner["normalizer"] is None,
-        "it splits into characters": (inner["pre_tokenizer"] or {}).get("pattern") == {"Regex": r"[\s\S]"},
-        "words match anywhere": not any(
+        "its model is not WordLevel": inner["model"]["type"] == "WordLevel",
+        "it normalises text": inner["normalizer"] is None,
+        "it does not split into characters": (inner["pre_tokenizer"] or {}).get("pattern")
+        == {"Regex": r"[\s\S]"},
+        "some words do not match everywhere": not any(
             token[flag] for token in added for flag in ("single_word", "lstrip", "rstrip", "normalized")
         ),
     }
     characters = {text: i for text, i in inner["model"]["vocab"].items() if len(text) == 1}
     words = {token["content"]: token["id"] for token in added if not token["special"]}
-    checks["it is ASCII"] = all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
+    checks["it is not ASCII"] = (
+        all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
+    )
     if failed := [check for check, passed in checks.items() if not passed]:
         raise NoArrayForm(
-            f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet (it is not so that "
-            f"{failed[0]}); the compiled road takes tokenizers of single characters and whole words"
+            f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet ({failed[0]}); the "
+            "compiled road needs a tokenizer of single characters and whole words"
         )
     special = {token["content"]: token["id"] for token in added if token["special"]}
     control = {word: CONTROL + k for k, word in enumerate(special)}

@@ -61,13 +61,11 @@ def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
     check_settings(config)
     parts = parts or load_parts(config)
     if not parts.alike:
-        raise NoArrayForm(
-            "a run whose policies differ in shape or tokenizer, or in what is trained of them, has no form in arrays"
-        )
+        raise NoArrayForm("a run whose policies differ in shape, tokenizer or adapters has no form in arrays")
     if parts.workflow.in_arrays is None:
         known = ", ".join(name for name, flow in BUILT_IN.items() if flow.in_arrays is not None)
         raise NoArrayForm(
-            f"workflow '{parts.workflow.name}' has no form in arrays (there is one of {known}; write one under "
+            f"workflow '{parts.workflow.name}' has no form in arrays (these have: {known}; write one under "
             f"@{parts.workflow.name}.arrays)"
         )
     _check_groups(config, parts.workflow.groups)
@@ -91,7 +89,7 @@ def check_settings(config: RunConfig) -> None:
         f"tasks of {config.data.name}": config.data.name not in KINDS,
         "stop strings": any(role.stop_strings for role in settings),
         "top-k and top-p": any(role.top_k or role.top_p < 1 for role in settings),
-        "a sampler of one's own": config.engine.sampler is not None,
+        "your own sampler (engine.sampler)": config.engine.sampler is not None,
         "a vLLM server (engine.kind)": config.engine.kind == "vllm",
         "a temperature of 0": any(role.temperature == 0 for role in settings),
         "several draws of problems (rollout.draws)": config.rollout.draws > 1,
@@ -102,10 +100,10 @@ def check_settings(config: RunConfig) -> None:
         "several epochs (learner.epochs)": learner.epochs > 1,
         f"advantages by {advantages.estimator}": is_own(advantages.estimator),
         "advantages over the whole batch (reinforce_pp_baseline)": whole_batch,
-        "rows of one's own (advantages.rows)": advantages.rows is not None,
+        "your own rows (advantages.rows)": advantages.rows is not None,
         f"an objective of whole sequences (learner.loss.kind={learner.loss.kind})": learner.loss.kind
         in OBJECTIVES,
-        "cutting the weights of several seeds over devices (mesh.model)": config.mesh.model > 1
+        "sharding the weights of several seeds over devices (mesh.model)": config.mesh.model > 1
         and config.seeds > 1,
         "a run of several phases": bool(config.phases),
         "a buffer of tasks (data.buffer)": config.data.buffer.capacity > 0,

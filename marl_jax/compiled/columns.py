@@ -167,8 +167,8 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     columns = jax.tree.map(np.asarray, columns)
     if (shape := columns.answer.shape) != (len(tasks) * cast.samples,):
         raise ValueError(
-            f"columns of {list(shape)} episodes are not those of {len(tasks)} problems by {cast.samples} samples: give "
-            "the problems of their step, and where seeds or devices have an axis, one of them at a time"
+            f"columns of {list(shape)} episodes do not fit {len(tasks)} problems by {cast.samples} samples: give the "
+            "problems of the same step and, if there is an axis of seeds or devices, one entry of it at a time"
         )
     C, made = len(columns.cues), np.flatnonzero(columns.table.length)
     # The columns of each shard number episodes and problems from 0, so their numbers are taken from the rows.
@@ -188,7 +188,7 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     valid = (columns.answer >= 0) & (columns.answer < C)
     ends = np.where(valid, row_of[np.arange(len(number)) * C + np.where(valid, columns.answer, 0)], -1)
     if (ends < 0).any():
-        raise NoArrayForm("a form ends an episode with the answer of a call that the episode did not make")
+        raise NoArrayForm("the form ends an episode with the answer of a call that the episode did not make")
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, C)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(

@@ -117,7 +117,7 @@ def dry_run(
         batches += [batch] if batch else []
     if role := _first_changed_role(workflow, prompts, chat, family, texts, written):
         raise NoArrayForm(
-            f"a prompt of role '{role}' that shows a changed text, or goes by what was read, has no form in arrays"
+            f"a prompt of role '{role}' that changes a shown text, or depends on what was read, has no form in arrays"
         )
     return batches
 
@@ -149,7 +149,7 @@ def _played(
             raise
         except Exception as error:
             raise NoArrayForm(
-                f"workflow '{workflow.name}', which raises {error_line(error, file_of(workflow.fn))} where nothing "
+                f"workflow '{workflow.name}', which raises {error_line(error, file_of(workflow.fn))} when no answer "
                 "can be read, has no form in arrays"
             ) from None
         several = isinstance(yielded, list | tuple)

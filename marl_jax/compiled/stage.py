@@ -91,7 +91,7 @@ class Answers:
         elif -count <= slot < count:
             place = jnp.int32(self._first + slot % count)
         else:
-            raise NoArrayForm(f"a form that asks for slot {slot} of {count} parallel calls")
+            raise NoArrayForm(f"the form asks for slot {slot} of {count} parallel calls")
         return jnp.broadcast_to(place, self.made.shape[:1])
 
     def over(self, before: jax.Array | None) -> jax.Array:
@@ -134,7 +134,7 @@ class Stage:
     def say(self) -> Answers:
         """Make the next calls of the script, in the episodes that are not over."""
         if not self.more:
-            raise NoArrayForm("a form that says more calls than the script of its workflow")
+            raise NoArrayForm("the form makes more calls than the script of its workflow")
         options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
         self._batch += 1
         width, first = max(map(len, options)), len(self.lines)
@@ -182,7 +182,7 @@ class Stage:
     def follow(self, answers: Answers, texts: Sequence[str], which: jax.Array) -> None:
         """Continue with the script in which the single call of `answers` returns `texts[which]`, `which` Int[E]."""
         if len(self._scripts) > 1:
-            raise NoArrayForm("a workflow whose path follows from two plans has no form in arrays")
+            raise NoArrayForm("a workflow whose path depends on two plans has no form in arrays")
         which = _checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
@@ -209,7 +209,7 @@ class Stage:
         kind = lambda cue: (cue.role, cue.slot, cue.turn, same_reader(cue.read))
         if any(kind(other) != kind(cue) for other in others):
             raise NoArrayForm(
-                "a call that is another role's, or read otherwise, on another path has no form in arrays"
+                "a call whose role, slot, turn or reader differs between paths has no form in arrays"
             )
         made = self.live & self._by_path([cue is not None for cue in seat])
         reads_by_path = [c.reads if c else () for c in seat]
@@ -289,7 +289,7 @@ class Stage:
         if tokens > most:
             raise NoArrayForm(
                 f"prompts of role '{cue.role}' may take {tokens} tokens, and {most} fit (raise engine.max_prompt "
-                "and rollout.limits.context, or let calls say less)"
+                "and rollout.limits.context, or lower max_new_tokens)"
             )
         return tokens
 
@@ -416,13 +416,13 @@ def count_calls(cast: Cast, question: int = 0) -> int:
             inspect.signature(form).bind(stage, **workflow.settings)
         except TypeError as error:
             raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' has other settings ({error})"
+                f"the form of workflow '{workflow.name}' takes other settings than the workflow ({error})"
             ) from None
         try:
             answer = form(stage, **workflow.settings)
         except jax.errors.TracerBoolConversionError:
             raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' has an if on an array (a mask is the break: stage.end)"
+                f"the form of workflow '{workflow.name}' has an if on an array (use a mask, as in stage.end)"
             ) from None
         except NoArrayForm:
             raise
@@ -431,11 +431,11 @@ def count_calls(cast: Cast, question: int = 0) -> int:
                 f"the form of workflow '{workflow.name}' raised {error_line(error, file_of(form))}"
             ) from error
         _checked(
-            answer, jnp.integer, (1,), f"the form of workflow '{workflow.name}' gives the place of an answer"
+            answer, jnp.integer, (1,), f"the form of '{workflow.name}' must return the place of an answer"
         )
         stage.read(stage.lines)
         if stage.more:
-            raise NoArrayForm("a form that leaves out calls of its workflow's script")
+            raise NoArrayForm("the form leaves out calls of its workflow's script")
         return [0] * len(stage.lines)
 
     if cast not in _calls or question:  # traced, because eager operations would be compiled one by one

@@ -241,8 +241,8 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
     if not typed:
         if key.shape != (shape := (len(tasks.id), cast.samples, count_calls(cast), 2)):
             raise TypeError(
-                f"the words of the key are of {_sizes(key.shape)}, and a step has {_sizes(shape)}: cut words and "
-                "tasks alike, and make both of one configuration"
+                f"the words of the key are for {_sizes(key.shape)}, and a step has {_sizes(shape)}: slice words "
+                "and tasks alike, and make both with one configuration"
             )
         words = key.reshape(-1, *key.shape[2:])
         return lambda calls: jnp.take_along_axis(words, calls[..., None], axis=1)

@@ -98,7 +98,7 @@ def self_attention(
             return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
         case "splash":
             if stem:
-                raise ValueError("attention 'splash' takes no stem; name blocks or plain")
+                raise ValueError("attention 'splash' takes no stem; use blocks or plain")
             return _splash(q, k, v, segment_ids)
         case other:
             raise ValueError(f"attention is {other!r}; it must be one of {', '.join(IMPLEMENTATIONS)}")

@@ -62,7 +62,7 @@ def load_hf(
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
     path, generation_path = resolve_path(directory) / CONFIG, resolve_path(directory) / GENERATION
-    hint = "a checkpoint becomes a model by `export`" if (path.parent / "seal.json").exists() else ""
+    hint = "`export` makes a model of a checkpoint" if (path.parent / "seal.json").exists() else ""
     published = read_json(path, hint or "is this the directory of a Qwen3 model?")
     try:
         config = ModelConfig.from_hf(published, dtype=dtype)
@@ -163,7 +163,7 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
     by_name: dict[str, Tensor] = {}
     for file in sorted(set(weight_map.values())):
         if Path(file).name != file:
-            raise ValueError(f"{index} points to {file!r}; a shard is a file beside it")
+            raise ValueError(f"{index} points to {file!r}; a shard must be in the same directory")
         if not (directory / file).exists():
             raise FileNotFoundError(f"{directory / file} is missing, though {INDEX} names it")
         for name, tensor in tensors(directory / file).items():

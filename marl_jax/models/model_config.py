@@ -159,7 +159,7 @@ def _rope_theta(published: Mapping[str, Any]) -> float:
     places = (published, published.get("rope_parameters") or {}, published.get("rope_scaling") or {})
     thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
     if not thetas:
-        raise ValueError("the model configuration lacks rope_theta (it may also stand in rope_parameters)")
+        raise ValueError("the model configuration lacks rope_theta (it may also be in rope_parameters)")
     if any(theta != thetas[0] for theta in thetas):
         raise ValueError(f"rope_theta is written twice with different values: {thetas}")
     return thetas[0]

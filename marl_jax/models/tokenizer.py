@@ -99,7 +99,7 @@ def check_vocabulary(tokenizer: Any, config: ModelConfig) -> None:
     if spare > max(SPARE, config.vocab_size // 10):
         raise ValueError(
             f"the tokenizer's largest token id is {largest} and the model's vocab_size {config.vocab_size}: {spare} "
-            "ids to spare are more than padding; they do not belong together"
+            "unused ids are more than padding; they do not belong together"
         )
 
 

@@ -184,7 +184,7 @@ def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
     config = load_config("configs/micro.py:voting-isolated-xs-math")
     parts = load_parts(config)
     own = dataclasses.replace(parts.workflow, in_arrays=lambda stage: stage.say().at(0))
-    with pytest.raises(NoArrayForm, match=r"'voting' has other settings .*'votes'"):
+    with pytest.raises(NoArrayForm, match=r"'voting' takes other settings than the workflow .*'votes'"):
         make_step(config, parts=dataclasses.replace(parts, workflow=own))
 
 
@@ -225,7 +225,7 @@ def test_a_key_of_another_form_is_refused():
 def test_words_of_other_problems_than_those_of_the_step_are_refused():
     config = load_config("configs/micro.py:single-shared-xs-math", [("data.problems", "4")])
     words, tasks = next(batches(config))
-    with pytest.raises(TypeError, match=r"words of the key are of 2 problems .* a step has 4"):
+    with pytest.raises(TypeError, match=r"words of the key are for 2 problems .* a step has 4"):
         jax.eval_shape(make_step(config), start(config), words[:2], tasks)
     fewer = np.concatenate([words, words], axis=2)
     with pytest.raises(TypeError, match=r"by 8 samples by 2 calls, and a step has 4 .* by 1 calls"):
@@ -240,7 +240,7 @@ def test_columns_of_other_problems_or_of_several_seeds_are_refused():
     seeds = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), columns)
     for given, tasks in ((columns, of_step[:1]), (columns, [*of_step, *of_step]), (seeds, of_step)):
         with pytest.raises(
-            ValueError, match=r"columns of \[.*16\] episodes are not those of . problems by 8 samples"
+            ValueError, match=r"columns of \[.*16\] episodes do not fit . problems by 8 samples"
         ):
             to_host(cast, given, tasks)
 

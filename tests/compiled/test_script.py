@@ -94,10 +94,10 @@ def counted(task, prompts):
     ("flow", "what"),
     [
         (by_field, r"looks at task\.meta"),
-        (with_answer, "goes by what was read"),
-        (by_answer, "goes by what was read"),
-        (shortened, "shows a changed text"),
-        (counted, r"raises TypeError: int\(\) .* \(in counted, line \d+\) where nothing can be read"),
+        (with_answer, "depends on what was read"),
+        (by_answer, "depends on what was read"),
+        (shortened, "changes a shown text"),
+        (counted, r"raises TypeError: int\(\) .* \(in counted, line \d+\) when no answer can be read"),
     ],
 )
 def test_prompts_of_more_than_whole_texts_are_refused(flow, what):

@@ -90,7 +90,7 @@ def test_a_model_may_have_ids_to_spare_for_padding_and_no_more(largest, vocabula
         return dataclasses.replace(ModelConfig.preset("xs"), vocab_size=size)
 
     check_vocabulary(Some, model(vocabulary))
-    with pytest.raises(ValueError, match=rf"{40 * largest - largest - 1} ids to spare are more than padding"):
+    with pytest.raises(ValueError, match=rf"{40 * largest - largest - 1} unused ids are more than padding"):
         check_vocabulary(Some, model(40 * largest))
 
 
