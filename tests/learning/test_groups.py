@@ -41,7 +41,7 @@ def test_a_key_that_names_no_field_is_refused(name):
 
 @pytest.mark.parametrize("declared", [None, debate.groups], ids=["nowhere", "by another workflow"])
 def test_the_study_key_needs_a_workflow_that_declares_it(declared):
-    with pytest.raises(ValueError, match=r"declared by workflows .* and not by this one: name fields"):
+    with pytest.raises(ValueError, match=r"this workflow declares no group 'study', .*: name fields"):
         group_key("study", declared)
 
 

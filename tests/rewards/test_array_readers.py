@@ -159,5 +159,5 @@ def test_another_kind_of_tokenizer_is_refused():
         tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2, "ba": 3}, [("a", "b"), ("b", "a")])
     )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=merged)
-    with pytest.raises(ValueError, match="takes tokenizers of single characters"):
+    with pytest.raises(ValueError, match="needs a tokenizer of single characters"):
         alphabet_of(tokenizer, 4)
