@@ -241,10 +241,7 @@ UNITTEST = (
             [{"check": "assert True", "functions": ["f"]}],
             r"test 1: the check uses none of its functions \['f'\]",
         ),
-        (
-            [{"check": "assert f(1) == g(1)", "functions": ["f"]}],
-            "test 1: the check calls g, which is not defined in it",
-        ),
+        ([{"check": "assert f(1) == g(1)", "functions": ["f"]}], "test 1: the check calls g, which is not"),
         (
             [{"check": "f(1)", "setup": "def h():\n    return g(1)", "functions": ["f"]}],
             "test 1: the check calls g",

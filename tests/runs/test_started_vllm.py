@@ -243,10 +243,7 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path):
         taken.listen()
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         refused(
-            tmp_path,
-            rf"engine.vllm.url is {url}, and its port .* in use\): .*free port",
-            python=slow,
-            url=url,
+            tmp_path, rf"engine.vllm.url is {url}, and its port .* use\): .*free port", python=slow, url=url
         )
 
 
