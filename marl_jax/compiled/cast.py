@@ -110,7 +110,7 @@ def check_settings(config: RunConfig) -> None:
     }
     for setting, used in refused.items():
         if used:
-            raise NoArrayForm(f"{setting} has no form in arrays")
+            raise NoArrayForm(f"there is no form in arrays for {setting}")
 
 
 def rates(config: RunConfig, policy: str, policies: int) -> jnp.ndarray:

@@ -140,7 +140,7 @@ def _same_tool(tool: Tool, number: int, episode: Episode) -> ToolRecord:
 def _same_call(ask: Ask, episode: Episode) -> CallRecord:
     """The record of the call, after comparing all that the workflow decides."""
     place = f"call {ask.index}"
-    _expect(episode, place, "existence", True, ask.index < len(episode.calls))
+    _expect(episode, place, "it", "made", "made" if ask.index < len(episode.calls) else "absent")
     record = episode.calls[ask.index]
     call = ask.call
     for name, value in {

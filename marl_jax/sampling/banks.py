@@ -92,11 +92,12 @@ class Bank:
 
     def place_of(self, lane: int) -> tuple[int, int]:
         """A lane's rung, and its row there."""
+        row = lane
         for rung, cache in enumerate(self.rungs):
-            if lane < cache.rows:
-                return rung, lane
-            lane -= cache.rows
-        raise IndexError(f"there is no lane {lane} behind the last")
+            if row < cache.rows:
+                return rung, row
+            row -= cache.rows
+        raise IndexError(f"there is no lane {lane}: the bank has {lane - row}")
 
     def by_rung(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[tuple[int, int]]]]:
         """Group pairs of a lane and something else by the lane's rung; its row there replaces the lane."""

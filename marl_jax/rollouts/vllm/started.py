@@ -143,5 +143,5 @@ class Started:
             what = f"ended at its start (exit code {code})"
             # The last error of all is often one that points to another: "See root cause above".
             lines = [line for line in lines if "Error: " in line and "root cause" not in line] or lines
-        last = lines[-1][:500] if lines else "nothing"
-        raise EngineGone(f"the vLLM server {what} and logged '{last}': see its log, '{self.log}'")
+        last = f"'{lines[-1][:500]}'" if lines else "nothing"
+        raise EngineGone(f"the vLLM server {what} and logged {last}: see its log, '{self.log}'")
