@@ -14,8 +14,8 @@ from marl_jax.study.run_sentences import lost_evaluations_line
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
-flags.DEFINE_string("out", None, "where the files go")
-flags.DEFINE_bool("unfinished", False, "runs that were stopped early, too")
+flags.DEFINE_string("out", None, "directory of the JSON files to write")
+flags.DEFINE_bool("unfinished", False, "also collect runs that were stopped early")
 
 
 def main(_config: None, _: list[str]) -> int:

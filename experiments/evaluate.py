@@ -26,20 +26,20 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("split", "test", "test or val")
 flags.DEFINE_string("data", None, "another data set of the run's family, such as aime25; None: the run's")
-flags.DEFINE_string("data_directory", None, "of its files; None: fetched from where it is published")
+flags.DEFINE_string("data_directory", None, "directory of its files; None: downloaded from its publisher")
 flags.DEFINE_integer("samples", 1, "episodes per problem")
-flags.DEFINE_integer("problems", None, "only the first so many")
+flags.DEFINE_integer("problems", None, "number of problems, from the first on; None: all")
 flags.DEFINE_string("mode", "trained", "trained, base, single_transfer, generator_transfer or swapped")
 flags.DEFINE_string(
-    "role", None, "who plays alone in single_transfer, is replaced in generator_transfer; None: generator"
+    "role", None, "role that plays alone or is replaced, for the two transfers; None: generator"
 )
 flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
 flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
-flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
+flags.DEFINE_integer("seed", None, "seed of the noise; None: the run's")
 flags.DEFINE_string(
-    "url", None, "of the run's vLLM server where it has moved; of several, with commas between"
+    "url", None, "new address of the run's vLLM server; several are separated by commas; None: the run's"
 )
-flags.DEFINE_string("out", None, "another folder for eval.jsonl, where the run's can only be read")
+flags.DEFINE_string("out", None, "another folder for eval.jsonl, if the run's is read-only")
 cli.define_accept_changes()
 
 

@@ -13,7 +13,7 @@ from marl_jax.run_folder.folder import FolderError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
-flags.DEFINE_string("policy", "", "which of its policies")
+flags.DEFINE_string("policy", "", "name of the policy to export")
 flags.DEFINE_string("out", "", "directory to write")
 flags.DEFINE_string("checkpoint", "latest", "latest, best, base or a step")
 flags.DEFINE_enum(
@@ -36,7 +36,7 @@ def main(_config: None, _: list[str]) -> None:
         weights = ("policy", "checkpoint", "dtype", "overwrite")
         if given := [f"--{name}" for name in weights if FLAGS[name].present]:
             raise FolderError(
-                f"--format=atif writes what was said, of all policies: leave {', '.join(given)} out"
+                f"--format=atif writes the recorded episodes of all policies: leave {', '.join(given)} out"
             )
         written = export_trajectories(FLAGS.workdir, FLAGS.out)
         print(f"{len(written)} trajectories: {FLAGS.out}")

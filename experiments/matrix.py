@@ -29,18 +29,18 @@ flags.DEFINE_integer("seeds", 1, "runs of every cell; seeds count up from the co
 flags.DEFINE_integer(
     "test_samples",
     1,
-    "episodes of every test problem, of base, best and final policies; 0: none",
+    "episodes of every test problem, for the base, best and final policies; 0: no test",
     lower_bound=0,
 )
 flags.DEFINE_enum(
-    "launcher", "local", LAUNCHERS, "who runs them: this machine, SLURM by submitit, or a Ray cluster"
+    "launcher", "local", LAUNCHERS, "where the runs train: this machine, SLURM by submitit, or a Ray cluster"
 )
 flags.DEFINE_list(
     "launcher_options",
     [],
-    "NAME=VALUE of the launcher, such as slurm_partition=gpu,gpus_per_node=1 or num_gpus=1",
+    "options of the launcher as NAME=VALUE, such as slurm_partition=gpu,gpus_per_node=1 or num_gpus=1",
 )
-flags.DEFINE_bool("dry_run", False, "only say what there is to do")
+flags.DEFINE_bool("dry_run", False, "only show what remains to be done")
 cli.define_accept_changes()
 
 Cells = tuple[str | None, list[tuple[str, str | None]]]

@@ -18,8 +18,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "completion",
     "mean:0.5,sigma:0.6",
-    "lengths assumed of completions: mean:0.5,sigma:0.6 is their mean as a share of max_new_tokens and the spread of "
-    "their logarithm (lognormal, cut at max_new_tokens); 0.5 alone: all are as long",
+    "assumed lengths of completions: mean:0.5,sigma:0.6 is a lognormal distribution, cut at max_new_tokens: its mean "
+    "as a share of max_new_tokens, and the spread of the logarithm; 0.5 alone: all have this length",
 )
 flags.DEFINE_string(
     "lengths", None, "take the lengths of completions, role by role, from the episodes of this run's folder"
@@ -27,7 +27,7 @@ flags.DEFINE_string(
 flags.DEFINE_float(
     "tokens_per_second",
     0.0,
-    "count rollouts on an engine elsewhere, as vLLM, that samples so many tokens",
+    "time rollouts as on an engine elsewhere, such as vLLM, that samples this many tokens per second",
     0.0,
 )
 flags.DEFINE_string(
@@ -37,7 +37,7 @@ flags.DEFINE_string(
     '{"evaluator": {"\\\\boxed{Correct}": 0.5}}; without them no verdict ends an episode early',
 )
 flags.DEFINE_bool(
-    "compile", False, "compile the programs for the device at hand and say what XLA counts of each"
+    "compile", False, "compile the programs for the device here and show the memory that XLA counts"
 )
 
 

@@ -16,7 +16,7 @@ from marl_jax.commands import cli
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "directory of the base; its files are replaced")
-flags.DEFINE_integer("problems", 256, "held-out problems of each kind to measure the base on; 0: do not", 0)
+flags.DEFINE_integer("problems", 256, "held-out problems per kind to measure the base on; 0: none", 0)
 flags.DEFINE_integer("samples", 4, "answers to each of them", 1)
 
 

@@ -21,8 +21,8 @@ from marl_jax.terminal.tables import printable
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
-flags.DEFINE_string("out", None, "another folder for the pages, where the runs can only be read")
-flags.DEFINE_string("findings", None, "with --root of compact results: a Markdown page to make anew")
+flags.DEFINE_string("out", None, "another folder for the pages, if the runs are read-only")
+flags.DEFINE_string("findings", None, "with --root of compact results: the Markdown page to write")
 
 
 def main(_config: None, _: list[str]) -> None:

@@ -13,7 +13,7 @@ from marl_jax.config.run_config import RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("problems", 2, "how many problems", lower_bound=1)
-flags.DEFINE_integer("samples", 1, "episodes of each", lower_bound=1)
+flags.DEFINE_integer("samples", 1, "episodes per problem", lower_bound=1)
 
 
 def main(config: RunConfig, _: list[str]) -> None:

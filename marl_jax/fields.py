@@ -262,7 +262,7 @@ def _convert(option: Any, value: Any) -> Any:
     if _is_tree(option) and isinstance(value, Mapping):
         known = annotations(option)
         if unknown := [name for name in value if name not in known]:
-            raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
+            raise Misbuilt(f"without the unknown '{unknown[0]}'{nearest(str(unknown[0]), known)}")
         no_default = lambda field: field.default is field.default_factory is dataclasses.MISSING
         required = (field.name for field in dataclasses.fields(option) if field.init and no_default(field))
         if missing := [name for name in required if name not in value]:
@@ -270,7 +270,7 @@ def _convert(option: Any, value: Any) -> Any:
         try:
             return option(**{name: with_defaults(known[name], entry) for name, entry in value.items()})
         except (ValueError, TypeError) as error:
-            raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
+            raise Misbuilt(f"a valid {option.__name__}(...): {error}") from None
     raise Mismatch
 
 
@@ -329,7 +329,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; a name that appears twice is refused, because Python would silently take the last."""
     if len(result := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"'{max(names, key=names.count)}' is there twice")
+        raise ValueError(f"'{max(names, key=names.count)}' appears twice")
     return result
 
 

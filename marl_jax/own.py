@@ -60,8 +60,8 @@ def digest_own(name: str) -> str:
         return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
     except (OSError, TypeError):  # code from a notebook or standard input
         raise OwnError(
-            f"'{name}' is in no file that can be read, and a run keeps a digest of it: write it into a file, such as "
-            "mine.py, and name that, such as mine:function"
+            f"'{name}' has no source file that can be read, and a run records a digest of it: put it into a file, such "
+            "as mine.py, and give its name there, such as mine:function"
         ) from None
 
 

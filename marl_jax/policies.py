@@ -86,7 +86,7 @@ def per_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, 
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)
     if missing := [name for name in names if name not in given]:
-        raise ValueError(f"nothing is given for '{missing[0]}'; there is: {', '.join(given)}")
+        raise ValueError(f"no value is given for '{missing[0]}', only for: {', '.join(given)}")
     return {name: given[name] for name in names}
 
 
@@ -104,7 +104,7 @@ class PolicySpec:
     def __post_init__(self) -> None:
         if self.lora and self.frozen:
             raise ValueError(
-                "a frozen policy has no adapters to train: it is its base; merge the adapters into a base first"
+                "a frozen policy is its base, without adapters to train: merge trained adapters into a base first"
             )
 
 
@@ -126,7 +126,7 @@ def init_policies(
                 f"policy '{name}' starts from '{spec.base}', which is not among the loaded bases{known}"
             )
         if spec.lora and adapters is None:
-            raise ValueError(f"policy '{name}' trains LoRA adapters: pass `adapters`, which makes them")
+            raise ValueError(f"policy '{name}' trains LoRA adapters: pass `adapters` to make them")
         if spec.frozen:
             trees[name] = bases[spec.base]
         else:

@@ -272,7 +272,7 @@ class Table:
     def numbers(self) -> "Table":
         """The columns that may enter `jit`; `rewards.credit` registers tables as pytrees."""
         if self.forked:
-            raise ValueError("this table has episodes that fork: take the numbers of its paths()")
+            raise ValueError("this table has episodes that fork: call paths().numbers()")
         no_ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
         return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **no_ragged)
 

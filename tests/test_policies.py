@@ -133,7 +133,7 @@ def test_training_a_policy_leaves_its_base_behind_as_the_reference():
 
 
 def test_a_frozen_policy_has_no_adapters():
-    with pytest.raises(ValueError, match="a frozen policy has no adapters to train"):
+    with pytest.raises(ValueError, match="a frozen policy is its base, without adapters to train"):
         PolicySpec(lora=True, frozen=True)
 
 

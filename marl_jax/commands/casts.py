@@ -68,7 +68,7 @@ class Evaluation:
         if self.data_directory and not self.data:
             raise FolderError("--data_directory belongs to --data=NAME: give both or neither")
         if self.role is not None and self.mode not in ("single_transfer", "generator_transfer"):
-            raise FolderError(f"--role={self.role} means nothing to --mode={self.mode}: leave it out")
+            raise FolderError(f"--role={self.role} has no effect with --mode={self.mode}: leave it out")
         if self.generator_checkpoint and not self.generator_from:
             raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
         if bool(self.generator_from) != (self.mode == "generator_transfer"):
@@ -113,7 +113,7 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
     names = policy_names(config.policies.map)
     if len(names) < 2:
         raise FolderError(
-            f"--mode=swapped needs several policies; in this run '{names[0]}' speaks for all roles"
+            f"--mode=swapped needs several policies; in this run '{names[0]}' answers for all roles"
         )
     first, *others = names
     for other in others:
@@ -132,7 +132,7 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
     """The single-agent workflow, its generator played by the policy of a role."""
     policy = _policy(config, role)
     if "generator" not in parts.prompts.files:
-        raise FolderError("--mode=single_transfer needs prompts for 'generator', and this run's have none")
+        raise FolderError("--mode=single_transfer needs prompts for 'generator', which this run lacks")
     # It samples as the workflow's generator does, if there is one: an aggregator's limit may be a few tokens.
     sampling_role = "generator" if "generator" in config.roles else role.split("/")[0]
     settings = config.role_settings[sampling_role]
@@ -171,7 +171,7 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
     if len(their_config.roles) != 1:
         roles = ", ".join(their_config.roles)
         raise FolderError(
-            f"the run in '{path}' has the roles {roles}: --generator_from must be of a single agent"
+            f"the run in '{path}' has the roles {roles}: --generator_from must be the run of a single agent"
         )
     their_parts = load_parts(their_config)
     if not accept_changes:

@@ -52,15 +52,15 @@ def define_accept_changes() -> None:
     flags.DEFINE_bool(
         "accept_changes",
         False,
-        "go on although configuration, base, data, prompts or code are not the old ones",
+        "continue although the configuration, base, data, prompts or code have changed since the run began",
     )
 
 
 def define_training() -> None:
     """Define the flags of commands that train; two are for processes that share a run, see docs/hosts.md."""
     define_accept_changes()
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run with mesh.hosts above 1")
-    flags.DEFINE_integer("process", None, "the number of this process, from 0 on, of such a run")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, for a run with mesh.hosts above 1")
+    flags.DEFINE_integer("process", None, "number of this process, from 0 on, in such a run")
 
 
 def training_flags() -> dict[str, Any]:
@@ -128,7 +128,7 @@ def no_config(argv: Sequence[str]) -> NoReturn:
         if (flag := path.rpartition(".")[2]) in flags.FLAGS:
             meant.append(f"--{flag}" if text is None else f"--{flag}={text}")
     hint = f": did you mean {' '.join(meant)}?" if meant else "; --helpshort tells what there is to set"
-    raise ValueError(f"the configuration is the run's own: leave {', '.join(refused)} out{hint}")
+    raise ValueError(f"the run has its own configuration: leave {', '.join(refused)} out{hint}")
 
 
 def train(workdir: str, *defaults: str) -> None:
@@ -207,7 +207,7 @@ def _call(
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             raise
         print(
-            "JAX_PLATFORMS names a device that is not here: JAX_PLATFORMS=cpu runs on the processor",
+            "JAX_PLATFORMS names a device that this machine lacks: JAX_PLATFORMS=cpu runs on the processor",
             file=sys.stderr,
         )
         return FAILED

@@ -130,12 +130,12 @@ def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
     notes = []
     if "enable_thinking" in (getattr(chat.tokenizer, "chat_template", None) or ""):
         notes.append(
-            'It was asked with thinking off: ask with chat_template_kwargs {"enable_thinking": false}.'
+            'The run had thinking off: send requests with chat_template_kwargs {"enable_thinking": false}.'
         )
     if format == "peft" and chat.end_of_turn not in model.stop_tokens:
         end = chat.end_of_turn
         notes.append(
-            f"Its turns end with token {end}, where its base does not stop: ask with stop_token_ids [{end}]."
+            f"Its turns end with token {end}, no stop token of its base: send requests with stop_token_ids [{end}]."
         )
     return notes
 
@@ -145,11 +145,11 @@ def _note(dtype: str, default: str, spec: PolicySpec, trained: bool, format: str
     if dtype == "float32" or format == "peft":
         return ""
     if default == "float32":
-        return f"The weights were trained in float32 and are rounded to {dtype}, as it was asked for."
+        return f"The weights were trained in float32 and are rounded to {dtype}, the given --dtype."
     if spec.lora and trained:
         return (
             f"The adapter was added to its base in float32, and the sum is rounded to {dtype}, as the base is stored: "
-            "--dtype=float32 keeps it whole."
+            "--dtype=float32 keeps it exact."
         )
     return ""
 

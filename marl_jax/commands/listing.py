@@ -43,7 +43,7 @@ def listing(kind: str = "", word: str = "") -> str:
         return "\n".join(_shown(entry, True) for entry in _families())
     hits = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
     if not hits:
-        raise UserError(f"no entry of '{kind}' holds '{word}': leave the word out to see all")
+        raise UserError(f"no entry of '{kind}' contains '{word}': leave the word out to see all")
     lines, where = [], None
     for entry in hits:
         if kind == "cells" and entry.where != where:  # many cells share a file, which is printed once
@@ -124,7 +124,8 @@ def _fields(cls: Any = RunConfig, prefix: str = "") -> Iterator[Entry]:
             continue
         line, comment = declared(cls, field.name)
         bounds = getattr(bounded[field.name], "__metadata__", ())
-        facts = [typed(hint, bounds), f"default {default_of(field)}"]
+        default = default_of(field)
+        facts = [typed(hint, bounds), default if default == "required" else f"default {default}"]
         yield Entry(name, "; ".join(filter(None, [comment, *facts])), line)
 
 

@@ -86,7 +86,7 @@ def options_of(launcher: str, texts: Sequence[str]) -> dict[str, float | str]:
     """{name: value} of the launcher's options, each written NAME=VALUE; values become numbers if they can."""
     if texts and launcher == "local":
         raise LauncherError(
-            "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
+            "--launcher_options are for --launcher=submitit or ray: give a launcher, or leave them out"
         )
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (name, sign, _) in zip(texts, pairs) if not (name and sign)]:
@@ -134,12 +134,12 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
     titles = [f"seed {seed}" if same else f"seed +{more}" for more, seed in enumerate(seeds_of[0])]
     sizes = f"{_many(len(cells), 'cell')} x {_many(len(titles), 'seed')} = {_many(len(jobs), 'run')}"
     total = None if None in remaining else sum(filter(None, remaining))
-    title = f"{sizes} in {root}; left on {device.name}: {_about(total)}"
+    title = f"{sizes} in {root}; time left on {device.name}: {_about(total)}"
     bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
     notes = [
         filled(
-            "Times are those of steps on this machine where runs of a cell left some, else counted as `plan` does and "
-            "corrected by other cells' steps; without compiling and evaluating."
+            "Times are of this machine: those of a cell's recorded steps or, without any, the estimate of `plan`, "
+            "corrected by other cells' steps. Compilation and evaluation are not included."
         ),
         *(
             f"There is no model in '{base}' yet."

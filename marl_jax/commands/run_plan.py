@@ -51,16 +51,16 @@ def run_plan(
     yield plan_page(config, models, source, plans)
     if config.road == "compiled":
         memory = (
-            "memory is that of the step as one program" if road else "its step is traced where its bases are"
+            "memory is the compiled step's" if road else "memory, too: bases or generated tasks are missing"
         )
         yield f"times and micro-batches are counted for the hosted road; {memory}"
     if road is not None and config.seeds > 1:
         fitting = (f"{seeds_that_fit(plan, config, step)} on {plan.device.name}" for plan in hosted)
-        yield f"of {config.seeds} seeds fit: {', '.join(fitting)}"
+        yield f"how many of the {config.seeds} seeds fit: {', '.join(fitting)}"
     if compiles:
         yield f"\n{account(config, models, usual)}"
         if road is not None and config.mesh.model > 1:
-            yield "the compiled step is not among them: its trace has whole weights, and mesh.model cuts them"
+            yield "the compiled step is not listed: its trace has unsharded weights, and mesh.model shards them"
         elif road is not None:
             yield line_of("step", road.compiled(traced))
 

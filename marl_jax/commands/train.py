@@ -42,7 +42,7 @@ def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, ac
     print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")
     print(f"the report: {write_report(workdir)}")
     if records[-1]["difference"]["low"] <= 0:
-        print("the gain's interval holds zero: this run did not learn", file=sys.stderr)
+        print("the gain's interval contains zero: this run did not learn", file=sys.stderr)
         return 1
     return 0
 

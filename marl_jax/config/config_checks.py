@@ -53,7 +53,7 @@ def without_effect(config: RunFields, paths: Iterable[str]) -> list[str]:
         lines.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
     if config.seed <= LARGEST_SEED < config.seed + config.seeds - 1:
         lines.append(
-            f"seed is {config.seed} and seeds {config.seeds}: the last would be above {LARGEST_SEED}"
+            f"seed is {config.seed} and seeds {config.seeds}: the last seed would exceed {LARGEST_SEED}; lower one"
         )
     trackers = [package for package in TRACKERS if getattr(config.logging, package)]
     return lines + [not_installed(name) for name in trackers if importlib.util.find_spec(name) is None]
@@ -67,9 +67,9 @@ def _policies(config: RunFields) -> Problems:
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if slashed := [name for name in known if "/" in name]:
-        yield f"policies.map has the policy '{slashed[0]}': '/' parts the names of metrics, so take a name without it"
+        yield f"policies.map has the policy '{slashed[0]}': metrics use '/' as a separator, so choose a name without it"
     if dotted := [name for name in known if not name.strip(". ")]:
-        yield f"policies.map has the policy '{dotted[0]}', which names no folder: take a name with a letter or a digit"
+        yield f"policies.map has the policy '{dotted[0]}', which cannot name a folder: use a letter or digit in it"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
     for name in sorted(name for name, base in policies.bases.items() if not base):
@@ -98,11 +98,11 @@ def _unknown_policies(where: str, settings: Mapping[str, Any], policy_map: Mappi
         names = " and ".join(f"'{role}'" for role in roles)
         if len({*map(str, roles.values())}) > 1:
             yield (
-                f"{where} gives {names} different values, and policies.map has them share the policy '{policy}', which "
-                f"has one: give {where}.{policy}, or each role a policy of its own"
+                f"{where} gives {names} different values, but in policies.map they share the policy '{policy}': give "
+                f"{where}.{policy}, or give each role its own policy"
             )
         else:
-            yield f"{where} names {names}, for whom the policy '{policy}' answers: give {where}.{policy}"
+            yield f"{where} names {names}, but takes policies, not roles: give {where}.{policy}"
 
 
 def _engine(config: RunFields) -> Problems:
@@ -110,13 +110,13 @@ def _engine(config: RunFields) -> Problems:
     engine, policies = config.engine, config.policies
     if engine.kind != "vllm":
         if engine.vllm != type(engine.vllm)():
-            yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
+            yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave engine.vllm out"
         return
     urls = urls_of(engine.vllm)
     if engine.vllm.start and any(error_of(_check_url, url, True) for url in urls):
         yield (
-            f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
-            "out, or give one such as http://127.0.0.1:8000"
+            f"engine.vllm.url is {engine.vllm.url!r}, but engine.vllm.start starts servers on this host only: leave "
+            "the url out, or give one such as http://127.0.0.1:8000"
         )
     if not engine.vllm.start and any(error_of(_check_url, url) for url in urls or [""]):
         yield (
@@ -130,22 +130,22 @@ def _engine(config: RunFields) -> Problems:
     groups = [] if error_of(lambda: policies.specs) else decode_groups(policies.specs)
     if urls and groups and len(urls) != len(groups):
         yield (
-            f"engine.vllm.url has {len(urls)} and the run needs {len(groups)}, of servers for: "
+            f"engine.vllm.url has {len(urls)} and the run needs {len(groups)} servers, for "
             f"{', '.join(' and '.join(group) for group in groups)} (each policy that is trained in full has its own): "
-            "give one for each, separated by commas, or have them started by engine.vllm.start=true"
+            "give one address for each, separated by commas, or have them started by engine.vllm.start=true"
         )
     if config.road == "compiled":
-        yield "road is 'compiled': a vLLM server plays on the hosted one alone, set road=hosted"
+        yield "road is 'compiled', but engine.kind=vllm works only on the hosted road: set road=hosted"
     if config.seeds > 1:
         yield f"seeds is {config.seeds}: with engine.kind=vllm, start a run for each seed"
     for name in ("sampler", "budget_bytes", "steps"):
         if getattr(engine, name) is not None:
-            yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
+            yield f"engine.{name} is for the embedded engine: with engine.kind=vllm, leave it out"
     for role, settings in () if any(bad_sampling(config)) else config.role_settings.items():
         if settings.temperature > 0 and (settings.top_k or settings.top_p < 1):
             yield (
-                f"role '{role}' truncates (top_k {settings.top_k}, top_p {settings.top_p:g}): vLLM does not tell which "
-                "tokens it kept, which training renormalises over; set top_k=0 and top_p=1"
+                f"role '{role}' truncates (top_k {settings.top_k}, top_p {settings.top_p:g}): training renormalises "
+                "over the kept tokens, and vLLM does not report them; set top_k=0 and top_p=1"
             )
         if settings.temperature > 2 or 0 < settings.temperature < 0.01:
             yield f"role '{role}' has temperature {settings.temperature:g}: vLLM samples at 0 and from 0.01 to 2"
@@ -167,7 +167,7 @@ def _interventions(config: RunFields) -> Problems:
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
     if chosen.mixing.roles and not (chosen.mixing.changes_weights or chosen.mixing.damping):
-        yield "learner.interventions.mixing.roles is set, and none of mixing's switches is on: set one, or leave it out"
+        yield "learner.interventions.mixing.roles is set, but no switch of mixing is on: turn one on, or leave it out"
     if idle := sorted({*chosen.alternate} & {*config.policies.frozen_roles}):
         yield (
             f"learner.interventions.alternate names {', '.join(idle)}, frozen by policies.frozen_roles: in its turns "
@@ -177,8 +177,8 @@ def _interventions(config: RunFields) -> Problems:
     holders = [roles_of(config.policies.map, name) for name in names]
     if any(len(roles) > 1 and any(map(chosen.damps, roles)) for roles in holders):
         yield (
-            "learner.interventions.mixing.damping is defined for isolated policies: give every role that it acts on "
-            "its own policy, name others in mixing.roles, or set it to 0"
+            "learner.interventions.mixing.damping is defined for isolated policies: give each damped role its own "
+            "policy, let mixing.roles name only roles that have one, or set damping=0"
         )
 
 
@@ -188,7 +188,7 @@ def _sampling(config: RunFields) -> Problems:
     longest = max(settings.max_new_tokens for settings in config.role_settings.values())
     room, context = config.engine.max_prompt + longest, config.rollout.limits.context
     if context is not None and context > room:
-        yield f"rollout.limits.context {context} is more than engine.max_prompt + max_new_tokens = {room}"
+        yield f"rollout.limits.context {context} is more than engine.max_prompt + max_new_tokens = {room}: lower it"
     if room > config.learner.batch.buckets[-1]:
         yield (
             f"a call may have engine.max_prompt + max_new_tokens = {room} tokens, the longest of "
@@ -198,22 +198,22 @@ def _sampling(config: RunFields) -> Problems:
     if config.engine.sampler or any(settings.top_p < 1 or settings.top_k for settings in sampled.values()):
         for role in (role for role, settings in sampled.items() if not settings.top_k):
             yield (
-                f"role '{role}' has top_k 0 in a run that truncates: training renormalises over what was kept, "
-                f"so give the most tokens to keep, such as role_sampling.{role}.top_k=64"
+                f"role '{role}' has top_k 0 in a run that truncates: training renormalises over the kept tokens, "
+                f"so limit their number, such as role_sampling.{role}.top_k=64"
             )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
     for role, settings in sampled.items() if config.steps else ():
         if settings.min_new_tokens and not settings.top_k and role not in frozen:
             yield (
-                f"role '{role}' has min_new_tokens {settings.min_new_tokens}: its first tokens are sampled without "
-                "those that end a text, which training knows from kept sets alone; give the most tokens to keep, such "
-                f"as role_sampling.{role}.top_k=64, or leave it 0"
+                f"role '{role}' has min_new_tokens {settings.min_new_tokens} and top_k 0: only with top_k does "
+                "training know that its first tokens were sampled without those that end a text; set top_k, such as "
+                f"role_sampling.{role}.top_k=64, or leave min_new_tokens 0"
             )
     for role, settings in config.role_settings.items():
         if config.steps and role not in frozen and settings.temperature == 0:
             yield (
                 f"role '{role}' samples at temperature 0: nothing can be learned from the one answer it gives; "
-                "raise it, or freeze the role"
+                "raise the temperature, or freeze the role"
             )
 
 
@@ -231,23 +231,23 @@ def _data(config: RunFields) -> Problems:
     if procedural and not (data.levels and set(data.levels) <= set(KINDS[data.name].LEVELS)):
         known = ",".join(map(str, KINDS[data.name].LEVELS))
         levels = ",".join(map(str, data.levels)) or "empty"
-        yield f"data.levels is {levels}; '{data.name}' has the levels {known}: name some of them"
+        yield f"data.levels is {levels}; '{data.name}' has the levels {known}: choose among them"
     family = data.name.removeprefix("micro_") if procedural else SOURCES[data.name].family
     if family not in (None, data.family):
-        yield f"data.name '{data.name}' is {family}, data.family is {data.family}: choose one of a kind"
+        yield f"data.name '{data.name}' is {family}, but data.family is {data.family}: change one of them"
     if not procedural and data.directory is None and not SOURCES[data.name].urls:
         yield f"data.directory is none: '{data.name}' is read from files, give their directory"
     yield from _ignored(config)
     if data.val_size == 0 and config.evaluation.every:
         yield "data.val_size is 0, so there is nothing to evaluate on: set evaluation.every=0"
     if data.val_size and config.evaluation.every and config.evaluation.problems > data.val_size:
-        yield f"evaluation.problems {config.evaluation.problems} is more than data.val_size {data.val_size}"
+        yield f"evaluation.problems {config.evaluation.problems} is more than data.val_size {data.val_size}: lower it"
 
 
 def _data_function(name: str) -> None:
     if not callable(loaded := load_own(name, "data set")):
         raise ValueError(
-            f"'{name}' is a {type(loaded).__name__}: name a function from a split to a list of tasks"
+            f"'{name}' is a {type(loaded).__name__}: name a function that maps a split to a list of tasks"
         )
 
 
@@ -284,15 +284,15 @@ def _hosts(config: RunFields) -> Problems:
     if count == 1:
         return
     if config.road == "compiled":
-        yield f"road is 'compiled' and mesh.hosts {count}: several hosts share the hosted road, set road=hosted"
+        yield f"road is 'compiled' and mesh.hosts {count}: only the hosted road runs on several hosts, set road=hosted"
     if config.seeds > 1:
-        yield f"seeds is {config.seeds} and mesh.hosts {count}: seeds side by side are for one process, leave one out"
+        yield f"seeds is {config.seeds} and mesh.hosts {count}: parallel seeds need one process, leave one field out"
     if config.engine.kind == "vllm":
-        yield f"engine.kind is 'vllm' and mesh.hosts {count}: one process asks the server of vLLM, set mesh.hosts=1"
+        yield f"engine.kind is 'vllm' and mesh.hosts {count}: only one process can use a vLLM server, set mesh.hosts=1"
     if config.rewards.batch == "step":
         yield (
-            f"rewards.batch is 'step' and mesh.hosts {count}: each process pays the problems that it played, so set "
-            "rewards.batch=task"
+            f"rewards.batch is 'step' and mesh.hosts {count}: each process rewards only the problems that it "
+            "played, so set rewards.batch=task"
         )
 
 
@@ -325,6 +325,6 @@ def _singletons(config: RunFields) -> Problems:
         )
     elif config.rewards.name == "outcome" and "task" in compared_by(config):
         yield (
-            "rollout.samples is 1, and every call of an episode earns its outcome: nothing differs within a group; "
-            "set it to 2 or more, or rewards.name to one that tells calls apart"
+            "rollout.samples is 1, and all calls of an episode get its outcome: no reward differs within a group; "
+            "set rollout.samples to 2 or more, or rewards.name to a reward that differs between calls"
         )

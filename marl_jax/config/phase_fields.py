@@ -52,11 +52,11 @@ class Phase:
             if value not in words and "@" not in value:
                 raise ValueError(f"{name} is {value!r}; it must be {' or '.join(words)}, or RUN@STEP")
         if self.name.isdecimal():
-            raise ValueError(f"name is {self.name!r}; phases without a name go by such numbers: take a word")
+            raise ValueError(f"name is {self.name!r}; phases without a name have numbers, so use a word")
         if self.flatten and self.source == "play":
-            raise ValueError("flatten is for calls from a source: set source, or leave it out")
+            raise ValueError("flatten is for calls from a source: set source, or leave flatten out")
         if self.collect and self.source != "play":
-            raise ValueError(f"collect keeps what is played, and source is {self.source!r}: leave it out")
+            raise ValueError(f"collect needs source=play, and source is {self.source!r}: leave collect out")
 
     def trains(self, role: str, slot: int, policy: str) -> bool:
         """Whether a call of this role, slot and policy may train."""
@@ -112,7 +112,7 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
         raise ValueError("objective and learner.loss.kind both name the loss: leave one of them out")
     for path in settings:
         if any(path == kept or path.startswith(f"{kept}.") for kept in KEPT):
-            raise ValueError(f"learner.{path} is the whole run's, and cannot change from phase to phase")
+            raise ValueError(f"learner.{path} is fixed for a run: it cannot change from phase to phase")
     texts = [
         (path, value if isinstance(value, str) else json.dumps(fields.to_json(value)))
         for path, value in settings.items()
@@ -161,7 +161,7 @@ def problems(config: "RunFields") -> Iterator[str]:
         sampled = chosen.loss.corrects_sampler or chosen.old_logprobs == "sampler"
         if phase.flatten and sampled and kind not in OBJECTIVES:
             yield (
-                f"{where}.flatten makes texts that nobody sampled, and {kind} needs their log-probs under the sampler: "
+                f"{where}.flatten makes sequences that no policy sampled, and {kind} needs the sampler's log-probs: "
                 f"set objective to one of {', '.join(OBJECTIVES)}"
             )
         interventions, of_run = chosen.interventions, learner.interventions.named
@@ -182,19 +182,19 @@ def problems(config: "RunFields") -> Iterator[str]:
                 yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
         if interventions.alternate and (phase.roles or phase.policies):
             yield (
-                f"{where}: learner.interventions.alternate and its roles or policies both say who trains when: leave "
-                "one of them out"
+                f"{where} sets learner.interventions.alternate and also roles or policies, which both decide what "
+                "trains: leave one of them out"
             )
         for name in sorted(
             {*phase.copies} & {*policy_map.values()} - {*trained_policies(policy_map, frozen_roles)}
         ):
-            yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
+            yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: unfreeze one of them"
         if phase.source == "collected" or phase.source.startswith("collected:"):
             collector = phase.source.partition(":")[2]
             before = [earlier.name for earlier in phases[:number] if earlier.collect]
             if not before or (collector and collector not in before):
                 what = f"'{collector}' collects nothing" if collector else "no phase before it collects"
-                yield f"{where}.source is {phase.source!r}, and {what}: set collect=true in one that plays"
+                yield f"{where}.source is {phase.source!r}, and {what}: set collect=true in a phase that plays"
         if steps_before >= config.steps > 0:
             yield f"{where} is never reached: it would begin after step {steps_before}, and steps is {config.steps}"
         steps_before += phase.steps

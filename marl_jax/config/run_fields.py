@@ -49,7 +49,7 @@ class PoliciesConfig:
     lora_rank: Count = 64  # rank of the adapters
     lora_alpha: Positive = 32.0  # scale of the adapters is alpha / rank
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass recomputes, to save memory
-    attention: Literal["blocks", "plain"] | None = None  # used in the update; None: the platform's fastest
+    attention: Literal["blocks", "plain"] | None = None  # kernel of the update; None: the platform's fastest
 
     @property
     def specs(self) -> dict[str, PolicySpec]:
@@ -107,7 +107,7 @@ class EngineConfig:
 
     kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # settings of the vLLM server
-    max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may use the difference, too
+    max_prompt: Count = 512  # prompt tokens; roles with a shorter max_new_tokens may use the difference, too
     lanes: OptionalCount = None  # sequences decoded at once; None: as suits device and memory, vLLM: 256
     # Memory of one engine, working memory included; None: free memory minus the need of the update.
     budget_bytes: OptionalCount = None
@@ -172,9 +172,9 @@ class LogConfig:
     # one problem is too long for it, some files are left out.
     episodes_size: Positive = 50.0
     tensorboard: bool = True  # also write the numbers of metrics.jsonl as event files
-    wandb: bool = False  # also send them to Weights & Biases
-    trackio: bool = False  # also send them to Trackio, which keeps them on this machine
-    wandb_project: str = "marl_jax"  # name of the project in both
+    wandb: bool = False  # also send the numbers to Weights & Biases
+    trackio: bool = False  # also send the numbers to Trackio, which keeps them on this machine
+    wandb_project: str = "marl_jax"  # name of the project in Weights & Biases and Trackio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ class RunFields:
     # When to save, and what to keep.
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # other records of the run
-    alarms: Literal["tell", "stop"] = "tell"  # alarms are shown, or also end the run, see docs/alarms.md
+    alarms: Literal["tell", "stop"] = "tell"  # tell: show alarms; stop: also end the run, see docs/alarms.md
     steps: Whole = 200  # training steps of the whole run
     seed: Seed = 0  # seed of all noise: sampling, order of problems, first adapters
     seeds: Count = 1  # parallel runs, whose seeds count up from `seed`, each in a folder of its own

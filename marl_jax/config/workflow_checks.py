@@ -44,7 +44,7 @@ def _workflow(config: RunFields) -> Problems:
     if config.rewards.name in USE_OWN_WORK and not workflow.kinds:
         roles = ", ".join(f'"{role}": solver' for role in workflow.roles)
         yield (
-            f"rewards.name '{config.rewards.name}' rewards each role's own work, which '{name}' does not declare: "
+            f"rewards.name '{config.rewards.name}' rewards each role by its kind, and '{name}' declares no kinds: "
             f"write @workflow(roles={{{roles}}}), each role with its kind ({', '.join(table.KINDS)})"
         )
     elif config.rewards.name == "voting_rubric" and {*map(workflow.kind_of, workflow.roles)} - {
@@ -119,13 +119,13 @@ def _slots(config: RunFields) -> Problems:
                 yield f"policies.map lacks '{key}': add it, or '{role}' for all slots without an entry of their own"
     for key in config.policies.map:
         if key not in answering:
-            yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
+            yield f"policies.map gives '{key}' a policy, but no call of this workflow uses it: leave it out"
     of_phases = {f"phases[{number}].roles": phase.roles for number, phase in enumerate(config.phases)}
     for where, names in {"policies.frozen_roles": config.policies.frozen_roles, **of_phases}.items():
         for name in names:
             role, _, slot = name.rpartition("/")
             if slot.isdecimal() and int(slot) >= counts.get(role, math.inf):
-                yield f"{where} names '{name}', and the slots of '{role}' here are 0 to {counts[role] - 1}"
+                yield f"{where} names '{name}', but the slots of '{role}' are 0 to {counts[role] - 1}"
 
 
 def _roles(config: RunFields) -> Problems:

@@ -31,8 +31,8 @@ class BufferConfig:
     """How tasks that calls were about come back as problems of later steps."""
 
     capacity: Whole = 0  # number of newest tasks that the buffer keeps; 0: no buffer
-    share: Annotated[float, Ge(0), Le(1)] = 0.5  # of a step's problems, as far as the buffer has tasks
-    draw: Literal["uniform", "newest", "learnability"] = "uniform"
+    share: Annotated[float, Ge(0), Le(1)] = 0.5  # share of problems from the buffer, if it has enough
+    draw: Literal["uniform", "newest", "learnability"] = "uniform"  # how they are chosen
     # A key of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
     streams: str = ""
     examples: Whole = 0  # buffer tasks that each problem of the data set gets as `task.meta["examples"]`

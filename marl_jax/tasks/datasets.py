@@ -164,7 +164,7 @@ def load(
         near = nearest(name, NAMES, ".", 0.4)
         raise DataError(f"unknown data set {name!r}{near} There are {', '.join(NAMES)}")
     if bad_rows not in ("refuse", "skip"):
-        raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
+        raise DataError(f"bad_rows is {bad_rows!r}; it must be 'refuse' or 'skip'")
     source = SOURCES[name]
     if directory is None and not source.urls:
         raise DataError(f"{name}: give the directory of its files")
@@ -174,7 +174,7 @@ def load(
     built = _build(name, directory is None, wanted, bad_rows, family or source.family, user_cache.home(cache))
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
-        logging.warning("%s: %s rows, the study split %s: its splits differ", name, rows, source.study_rows)
+        logging.warning("%s has %s rows, the study %s: its splits differ", name, rows, source.study_rows)
     if "test" in unread:
         rows["test"] = 0  # a test split is published, so none is held out of train
     parts = assign(rows, source.test, val_size=val_size, seed=seed)

@@ -48,7 +48,7 @@ def take(
             repeats, since_new = repeats + 1, since_new + 1
             if repeats > 4 * size + 1000 or since_new > 4 * len(seen) + 1000:
                 raise DataError(
-                    f"{kind} {split}: levels {tuple(levels)} hardly have {size} problems, ask for less by "
+                    f"{kind} {split}: levels {tuple(levels)} have too few different problems for {size}: lower "
                     f"data.{split}_size"
                 )
             continue

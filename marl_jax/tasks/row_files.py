@@ -121,7 +121,7 @@ def _line(line: bytes, where: str) -> Any:
     except DataError as error:
         if line.endswith(b"\n"):
             return error
-        raise DataError(f"{error}, and the file ends in the midst of it") from None  # rows may be missing
+        raise DataError(f"{error}, and the file ends in the middle of it") from None  # rows may be missing
 
 
 def _parse(data: bytes, where: str) -> Any:
@@ -130,7 +130,7 @@ def _parse(data: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})") from None
     except json.JSONDecodeError as error:
-        lines = ": name a file of JSON lines .jsonl" if error.msg == "Extra data" and error.lineno > 1 else ""
+        lines = ": JSON lines need a .jsonl name" if error.msg == "Extra data" and error.lineno > 1 else ""
         raise DataError(
             f"{where}: not JSON ({error.msg.removesuffix(' at')} at column {error.colno}){lines}"
         ) from None

@@ -18,7 +18,7 @@ _NAMED = 3  # broken tasks that a message names
 def check_task(task: Task, family: Family | None = None, graded: bool = True) -> None:
     """Raise a `RowError` if a task cannot be shown, graded or stored, or is of another family."""
     if task.family not in ((family,) if family else ("math", "code")):
-        raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
+        raise RowError(f"has the family {task.family!r}, and {family or 'math or code'!r} is required")
     if task.family == "code" and (graded or task.tests):  # existing tests are run whatever the reward is
         _check_tests(task)
     elif task.family == "math" and graded:
@@ -46,7 +46,7 @@ def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool =
     if broken:
         more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
         raise DataError(
-            f"data set '{name}', {split}: {len(broken)} of its {len(tasks)} tasks cannot be used, counted from 0: "
+            f"data set '{name}', {split}: {len(broken)} of its {len(tasks)} tasks cannot be used (counted from 0): "
             + "; ".join(broken[:_NAMED])
             + more
         )

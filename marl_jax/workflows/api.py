@@ -99,7 +99,7 @@ class Call:
         if not isinstance(self.about, Task | None):
             raise ValueError(
                 f"about of a call to '{self.role}' is {self.about!r:.80}; it must be a Task with an id, a family, a "
-                "question and what its answers are graded by"
+                "question, and gold or tests to grade answers by"
             )
         if self.about is not None and (wrong := self.about.fault):
             raise ValueError(f"about of a call to '{self.role}' cannot be used: {wrong}")
@@ -111,7 +111,7 @@ class Call:
             if message["role"] not in SPEAKERS:
                 known = ", ".join(SPEAKERS)
                 raise ValueError(
-                    f"a message to '{self.role}' is of {message['role']!r:.80}; its role must be one of: {known}"
+                    f"a message to '{self.role}' has the role {message['role']!r:.80}; it must be one of: {known}"
                 )
         if self.labels is not None:
             if not _are_labels(self.labels):
@@ -269,7 +269,7 @@ def workflow(
       groups: {preset: fields, such as ("task", "role")}: which calls a preset of `advantages.group` compares.
     """
     if inspect.isfunction(roles):
-        raise ValueError(f"@workflow stands above '{roles.__name__}' without roles: @workflow(roles=...)")
+        raise ValueError(f"@workflow above '{roles.__name__}' has no roles: write @workflow(roles=...)")
     if not isinstance(groups, Mapping | None):
         raise ValueError(
             f"groups is {groups!r:.80}; it must be a dictionary, such as {{'wide': ('task', 'role')}}"
@@ -287,9 +287,7 @@ def workflow(
                 f"{argument} is the text {names!r}; give a sequence of names, such as ({names!r},)"
             )
     if slashed := [role for role in roles if "/" in role]:
-        raise ValueError(
-            f"role '{slashed[0]}' has a '/', which stands between a role and its slot: rename it"
-        )
+        raise ValueError(f"role '{slashed[0]}' has a '/', which separates a role from its slot: rename it")
     kinds = dict(roles) if isinstance(roles, Mapping) else {}
     for role, kind in kinds.items():
         if not isinstance(kind, Kind):

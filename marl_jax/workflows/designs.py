@@ -88,7 +88,7 @@ def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
     design, rest = _design(_tokens(text.strip()), 1)
     if rest:
         raise DesignError(
-            f"a design ends before '{rest[0][1]}': write one expression, such as vote(3, solve)"
+            f"the design already ends before '{rest[0][1]}': write one expression, such as vote(3, solve)"
         )
     if design.calls > most:
         raise DesignError(
@@ -113,7 +113,7 @@ def role_of(name: str, rules: Rules) -> str:
         if fnmatch.fnmatchcase(name, pattern):
             return role
     raise DesignError(
-        f"no rule says who answers for '{name}'{nearest(name, rules)}; '*' would be for all names"
+        f"no rule gives '{name}' a role{nearest(name, rules)}; a rule '*' would match all names"
     )
 
 
@@ -148,7 +148,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         match = TOKEN.match(text, at)
         if match is None:
             raise DesignError(
-                f"a design cannot hold {text[at : at + 20]!r}: see marl_jax/workflows/designs.py"
+                f"a design cannot contain {text[at : at + 20]!r}: see marl_jax/workflows/designs.py"
             )
         kind = match.lastgroup or ""
         tokens.append((kind, match[kind]))
@@ -159,7 +159,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tuple[str, str]]]:
     """(the design at the beginning of the tokens, the remaining tokens)."""
     if depth > DEEPEST:
-        raise DesignError(f"designs are inside of each other more than {DEEPEST} deep: make it flatter")
+        raise DesignError(f"the design is nested more than {DEEPEST} deep: make it flatter")
     if not tokens or tokens[0][0] != "name":
         raise DesignError(
             f"a design must begin with a name, not with {tokens[0][1] if tokens else 'nothing'!r}"
@@ -181,7 +181,7 @@ def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tup
             elif kind == "words" and not (words or parts or counts):
                 words, rest = content, rest[1:]
             else:
-                raise DesignError(f"'{name}(' is followed by {content!r}, which is not its place")
+                raise DesignError(f"'{name}(' is followed by {content!r}, which cannot be there")
             if rest[:1] == [("mark", ")")]:
                 rest = rest[1:]
                 break
@@ -194,12 +194,12 @@ def _checked(design: Design) -> Design:
     name = design.name
     if name not in COUNTS:
         if design.parts or design.counts:
-            raise DesignError(f"'{name}' is no way to work together{nearest(name, COUNTS)}")
+            raise DesignError(f"'{name}(...)' combines no designs{nearest(name, COUNTS)}")
         return design
     low, high = PARTS.get(name, (1, 1))
     if design.words or len(design.counts) != COUNTS[name] or not low <= len(design.parts) <= high:
         example = f"{name}({', '.join(['2'] * COUNTS[name] + ['solve'] * low)})"
-        raise DesignError(f"'{design}' is not how '{name}' is written: such as {example}")
+        raise DesignError(f"'{design}' has wrong arguments for '{name}': use a form such as {example}")
     if 0 in design.counts:
         raise DesignError(f"'{design}' has a count of 0: it must be at least 1")
     return design

@@ -41,7 +41,7 @@ def _read(file: pathlib.Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"prompt file '{file}' is not UTF-8 ({error.reason}): save it as that") from None
+        raise ValueError(f"prompt file '{file}' is not UTF-8 ({error.reason}): save it as UTF-8") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def fill(template: str, fields: Mapping[str, str], where: str) -> str:
 def _plain(value: Any, name: str, where: str) -> str:
     if value is None:
         raise ValueError(
-            f"{where}: field '{name}' is None: give a text, such as a completion and not its answer"
+            f"{where}: field '{name}' is None: give a text, or a completion instead of its answer"
         )
     if not isinstance(value, str | Completion | numbers.Real):
         raise ValueError(

@@ -94,7 +94,7 @@ def test_without_a_word_it_says_what_can_be_listed_and_cells_are_named_by_their_
     ("words", "message"),
     [
         (("workflow",), "there is nothing to list under 'workflow': did you mean 'workflows'"),
-        (("tasks", "nonsense"), "no entry of 'tasks' holds 'nonsense'"),
+        (("tasks", "nonsense"), "no entry of 'tasks' contains 'nonsense'"),
     ],
 )
 def test_what_cannot_be_listed_is_refused(words, message):

@@ -93,7 +93,7 @@ def test_a_text_becomes_what_the_annotation_says(path, text, expected):
         ("pair", "1,2,3", "2 values with commas between (or a JSON list), each an integer or none"),
         ("table", "a=1", "a JSON object"),
         ("table", '{"a": 1', "a JSON object that can be read: Expecting ',' delimiter: line 1 column 8"),
-        ("table", '{"a": 1, "b": 2, "a": 3}', "a JSON object that can be read: 'a' is there twice"),
+        ("table", '{"a": 1, "b": 2, "a": 3}', "a JSON object that can be read: 'a' appears twice"),
         ("table", '{"a": "x"}', "a JSON object whose 'a' is a finite number"),
         ("table.b", "x", "a finite number"),
         ("leaf", "3", "set field by field: low, high"),

@@ -63,8 +63,8 @@ def test_who_trains():
 @pytest.mark.parametrize(
     ("phase", "message"),
     [
-        ({"steps": 5, "rols": []}, "without 'rols': did you mean 'roles'?"),
-        ({"steps": 5, "name": "1"}, "name is '1'; phases without a name go by such numbers"),
+        ({"steps": 5, "rols": []}, "without the unknown 'rols': did you mean 'roles'?"),
+        ({"steps": 5, "name": "1"}, "name is '1'; phases without a name have numbers"),
         ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"steps": 5, "start": "first"}, "start is 'first'; it must be last or base, or RUN@STEP"),
         ({"steps": 5, "reference": "own"}, "reference is 'own'; it must be base or start, or RUN@STEP"),
@@ -75,7 +75,7 @@ def test_who_trains():
         ({"steps": 5, "copies": {"p0": "p7"}}, "names 'p7', which is no policy"),
         ({"steps": 5, "objective": "dop"}, "loss kind 'dop' is unknown"),
         ({"steps": 5, "objective": "kto"}, "'kto' needs preference.above"),
-        ({"steps": 5, "learner": {"optimiser.kind": "sgd"}}, "learner.optimiser.kind is the whole run's"),
+        ({"steps": 5, "learner": {"optimiser.kind": "sgd"}}, "learner.optimiser.kind is fixed for a run"),
         ({"steps": 5, "learner": {"epoch": 2}}, "did you mean"),
         ({"steps": 5, "learner": {"interventions.freeze": ["generator", "aggregator"]}}, "trains nothing"),
         (
@@ -84,7 +84,7 @@ def test_who_trains():
                 "roles": ["generator"],
                 "learner": {"interventions.alternate": ["generator", "aggregator"]},
             },
-            "both say who trains when",
+            "which both decide what trains",
         ),
         ({"name": "x"}, "it must be Phase(...) with 'steps'"),
         (
@@ -96,12 +96,12 @@ def test_who_trains():
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
         (
             {"steps": 5, "source": "calls", "flatten": "generator"},
-            "needs their log-probs under the sampler: set objective to one of sft",
+            "needs the sampler's log-probs: set objective to one of sft",
         ),
         ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),
         (
             {"steps": 5, "roles": ["generator/3"]},
-            "phases[0].roles names 'generator/3', and the slots of 'generator' here are 0 to 2",
+            "phases[0].roles names 'generator/3', but the slots of 'generator' are 0 to 2",
         ),
         ({"steps": 5, "objective": "dpo", "learner": {"loss.kind": "gspo"}}, "both name the loss"),
     ],
@@ -120,7 +120,7 @@ def test_what_is_wrong_between_phases_is_told():
         ("learner.interventions.alternate", "generator,aggregator"),
         phased({"steps": 5, "roles": ["generator"]}),
     )
-    assert "both say who trains when" in both
+    assert "which both decide what trains" in both
     (held,) = refused(
         ("learner.interventions.freeze", "generator"), phased({"steps": 5, "roles": ["generator"]})
     )
@@ -142,9 +142,7 @@ def test_a_phase_of_frozen_roles_trains_nothing():
 
 def test_a_frozen_slot_that_never_answers_is_refused():
     lines = refused(("policies.frozen_roles", "generator/2,generator/3"))
-    assert lines == [
-        "policies.frozen_roles names 'generator/3', and the slots of 'generator' here are 0 to 2"
-    ]
+    assert lines == ["policies.frozen_roles names 'generator/3', but the slots of 'generator' are 0 to 2"]
 
 
 def test_a_text_that_is_no_list_is_refused():
@@ -156,7 +154,7 @@ def test_a_text_that_is_no_list_is_refused():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('[{"steps": 5, "learner": {"epochs": 2}, "learner": {}}]', "'learner' is there twice"),
+        ('[{"steps": 5, "learner": {"epochs": 2}, "learner": {}}]', "'learner' appears twice"),
         ('[{"steps": 5,}]', "Expecting property name"),
     ],
 )

@@ -401,9 +401,9 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
     ("change", "told"),
     [
         ({"road": "compiled"}, "set road=hosted"),
-        ({"seeds": "2"}, "seeds side by side are for one process"),
+        ({"seeds": "2"}, "parallel seeds need one process"),
         ({"rewards.batch": "step"}, "set rewards.batch=task"),
-        ({"engine.kind": "vllm"}, "one process asks the server of vLLM"),
+        ({"engine.kind": "vllm"}, "only one process can use a vLLM server"),
     ],
 )
 def test_what_several_hosts_cannot_share_is_refused(change, told):

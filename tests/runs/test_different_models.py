@@ -199,10 +199,10 @@ def test_what_does_not_go_together_is_told_in_one_line(config, tmp_path):
 @pytest.mark.parametrize(
     ("bases", "message"),
     [
-        ({"generator": "x"}, "names 'generator', for whom the policy 'p0' answers: give policies.bases.p0"),
+        ({"generator": "x"}, "names 'generator', but takes policies, not roles: give policies.bases.p0"),
         (
             {"generator": "x", "aggregator": "y"},
-            "gives 'aggregator' and 'generator' different values, and policies.map has them share the policy 'p0'",
+            "gives 'aggregator' and 'generator' different values, but in policies.map they share the policy 'p0'",
         ),
         ({"p7": "x"}, "policies.bases names 'p7', which is no policy of policies.map"),
     ],

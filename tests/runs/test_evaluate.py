@@ -351,7 +351,7 @@ def refused(what):
         ({"mode": "base", "checkpoint": "20"}, "--mode=base plays the base, not --checkpoint=20"),
         ({"mode": "single_transfer", "role": "generater"}, "no role of this run: did you mean 'generator'?"),
         *(
-            ({"mode": mode, "role": "generator"}, "--role=.* means nothing to")
+            ({"mode": mode, "role": "generator"}, "--role=.* has no effect with")
             for mode in ("trained", "swapped")
         ),
         ({"mode": "generator_transfer"}, "--generator_from=DIR belongs to --mode=generator_transfer"),
@@ -440,7 +440,7 @@ def test_problems_that_were_learned_from_are_told(run, caplog, monkeypatch):
 def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
     shared = make_run(tmp_path / "shared", base, {1: {}}, "voting-shared-xs-math")
     with pytest.raises(
-        FolderError, match="--mode=swapped needs several policies; in this run 'p0' speaks for all"
+        FolderError, match="--mode=swapped needs several policies; in this run 'p0' answers for all"
     ):
         evaluate(shared, mode="swapped", watch=refused("roles share"))
 
@@ -448,7 +448,7 @@ def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
         evaluate(trained, mode="generator_transfer", generator_from=workdir, watch=refused("it does not fit"))
 
     with pytest.raises(
-        FolderError, match="has the roles generator, aggregator: --generator_from must be of a single"
+        FolderError, match="has the roles generator, aggregator: --generator_from must be the run of a single"
     ):
         transfer(shared)
     wide = dataclasses.replace(MODEL, intermediate_size=48)

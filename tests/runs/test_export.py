@@ -167,7 +167,7 @@ def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_
     run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__dtype="float32")
     rounded = export(run, "p0", tmp_path / "a", dtype="bfloat16")
     assert str(rounded).endswith(
-        "\nThe weights were trained in float32 and are rounded to bfloat16, as it was asked for."
+        "\nThe weights were trained in float32 and are rounded to bfloat16, the given --dtype."
     )
     config, params = load_hf(tmp_path / "a")
     assert config == dataclasses.replace(half, eos_token_id=ENDS)
@@ -188,7 +188,7 @@ def test_an_adapter_in_a_base_of_bfloat16_says_that_the_sum_is_rounded(tmp_path)
     run = make_run(tmp_path / "run", base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **low)
     done = export(run, "p1", tmp_path / "a")
     assert done.dtype == "bfloat16" and done.note.endswith(
-        "the sum is rounded to bfloat16, as the base is stored: --dtype=float32 keeps it whole."
+        "the sum is rounded to bfloat16, as the base is stored: --dtype=float32 keeps it exact."
     )
     whole = export(run, "p1", tmp_path / "b", dtype="float32")
     assert (whole.dtype, whole.note) == ("float32", "")

@@ -396,7 +396,7 @@ def test_code_that_is_in_no_file_as_of_a_notebook_is_refused_in_one_line(monkeyp
         notebook.__file__, notebook.__loader__ = file, object()
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     with pytest.raises(
-        OwnError, match=r"'notebook:mine' is in no file that can be read.*such as mine:function$"
+        OwnError, match=r"'notebook:mine' has no source file that can be read.*such as mine:function$"
     ):
         digest_own("notebook:mine")
 

@@ -67,7 +67,7 @@ def refused(capfd):
         ((CELL, f"--config.seed={2**70}"), f"seed is {2**70}; it must be at most 2147483647"),
         (("--config=README.md:x",), "--config=README.md:x: 'README.md' is no Python file"),
         ((CELL, "--config.workflow.prompts_folder=/nowhere"), "no prompt files in '/nowhere/math_micro'"),
-        ((CELL, f"--config.data.name={__name__}:NOT_CALLABLE"), "is a int: name a function from a split"),
+        ((CELL, f"--config.data.name={__name__}:NOT_CALLABLE"), "is a int: name a function that maps"),
         (
             (CELL, "config.steps=3"),
             "'config.steps=3' is no flag: fields of the configuration are set by --conf",
@@ -137,7 +137,7 @@ def test_a_demo_of_several_seeds_is_refused_before_it_trains(refused, tmp_path):
 @pytest.mark.parametrize("module", ["evaluate", "export", "report"])
 def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
     assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")
-    theirs = "the configuration is the run's own: leave {} out; --helpshort tells what there is to set"
+    theirs = "the run has its own configuration: leave {} out; --helpshort tells what there is to set"
     for given in ("--config=no/file.py:x", "--config.workflow.name=single", "--config.nonsense"):
         line = refused(module, f"--workdir={tmp_path}", given)
         assert line == theirs.format(given.partition("=")[0])
@@ -148,7 +148,7 @@ def test_a_field_of_a_script_about_a_run_that_is_a_flag_of_it_is_told(refused, t
         "evaluate", f"--workdir={tmp_path}", CELL, "--config.seed=1", "--config.evaluation.samples=4"
     )
     assert line == (
-        "the configuration is the run's own: leave --config, --config.seed, --config.evaluation.samples out: "
+        "the run has its own configuration: leave --config, --config.seed, --config.evaluation.samples out: "
         "did you mean --seed=1 --samples=4?"
     )
 

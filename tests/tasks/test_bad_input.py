@@ -77,14 +77,14 @@ BROKEN_ROWS = [
     ),
     ("mbpp", mbpp_row(601) | {"test_list": []}, "no tests: field 'test_list' is empty"),
     ("mbpp", mbpp_row(601) | {"test_list": ["assert ("]}, "test 1: the test code is not Python"),
-    ("mbpp", mbpp_row(601) | {"test_list": ["print(add(1))"]}, "test 1 asserts nothing of the program"),
-    ("mbpp", mbpp_row(601) | {"test_list": ["assert 1 == 1"]}, "test 1 asserts nothing of the program"),
+    ("mbpp", mbpp_row(601) | {"test_list": ["print(add(1))"]}, "test 1 asserts nothing about the program"),
+    ("mbpp", mbpp_row(601) | {"test_list": ["assert 1 == 1"]}, "test 1 asserts nothing about the program"),
     ("mbpp", mbpp_row(601) | {"task_id": "x"}, "field 'task_id' is 'x', not an integer"),
     ("humaneval", humaneval_row(1) | {"entry_point": None}, "field 'entry_point' is missing"),
     ("humaneval", humaneval_row(1) | {"test": "def check(candidate): pass"}, "asserts nothing"),
     ("jsonl", {"question": "1?"}, "field 'gold' or .* is missing"),
     ("jsonl", {"prompt": "1?", "tests": []}, "no tests"),
-    ("jsonl", {"prompt": "1?", "tests": ""}, "(?<=row 5: )test 1 asserts nothing of the program"),
+    ("jsonl", {"prompt": "1?", "tests": ""}, "(?<=row 5: )test 1 asserts nothing about the program"),
     (
         "jsonl",
         {
@@ -252,7 +252,7 @@ LINE = b'{"question": "1?", "answer": "1"}\n'
         ("train.json", b'{"question": "1?"}', "holds one JSON dict, not a list of rows"),
         ("train.json", b"[" * 100_000, "not JSON that can be read"),
         ("train.jsonl", b'{"question": "1?", "answer": ' + b"9" * 5000 + b"}\n", "line 1: not JSON .*digits"),
-        ("train.json", LINE + LINE, "not JSON .Extra data at column 1.: name a file of JSON lines .jsonl"),
+        ("train.json", LINE + LINE, "not JSON .Extra data at column 1.: JSON lines need a .jsonl name"),
         ("train.json", b"[]", "no rows here"),
         ("train.jsonl", LINE.decode().encode("utf-16"), "line 1: not UTF-8 .byte 0 is 0xff"),
         ("train.jsonl.gz", gzip.compress(30 * LINE, mtime=0)[:-9], "cannot be read past line"),
@@ -422,9 +422,7 @@ def test_a_line_that_is_no_json_is_skipped_like_any_broken_row_and_the_number_is
 def test_rows_of_another_family_are_broken_rows(tmp_path):
     code = {"question": "f?", "tests": ["assert f(1) == 2"]}
     path = jsonl(tmp_path / "data" / "train.jsonl", [*[json.loads(LINE)] * 20, code])
-    refuse(
-        tmp_path, "jsonl", f"{path}, row 21: is of the family 'code', where 'math' is asked", family="math"
-    )
+    refuse(tmp_path, "jsonl", f"{path}, row 21: has the family 'code', and 'math' is required", family="math")
     settings = {"bad_rows": "skip", "cache": tmp_path / "cache"}
     assert load("jsonl", tmp_path / "data", family="math", **settings).skipped == 1
     assert load("jsonl", tmp_path / "data", **settings).skipped == 0
@@ -465,8 +463,8 @@ BROKEN_TASKS = [
     (replace(SUM, id="t1"), "has the id of task 1: give each its own"),
     (replace(SUM, question=None), "field 'question' is NoneType, not text"),
     (replace(SUM, question=" "), "field 'question' is empty"),
-    (replace(SUM, family="code", tests=CODE), "is of the family 'code', where 'math' is asked for"),
-    (replace(SUM, family="maths"), "is of the family 'maths', where 'math' is asked for"),
+    (replace(SUM, family="code", tests=CODE), "has the family 'code', and 'math' is required"),
+    (replace(SUM, family="maths"), "has the family 'maths', and 'math' is required"),
     (replace(SUM, gold=2), "field 'gold' is int, not text"),
     (replace(SUM, gold=""), "field 'gold' is empty"),
     (
@@ -500,7 +498,7 @@ def refuse_tasks(tasks, family, message):
 def test_a_broken_task_of_ones_own_is_named_by_place_and_id(task, message):
     tasks = [replace(SUM, id=f"t{i}") for i in range(3)] + [task]
     named = f"task 3 (id {task.id!r}): {message}" if isinstance(task, Task) else f"task 3: {message}"
-    refuse_tasks(tasks, "math", f"'own:data', val: 1 of its 4 tasks cannot be used, counted from 0: {named}")
+    refuse_tasks(tasks, "math", f"'own:data', val: 1 of its 4 tasks cannot be used (counted from 0): {named}")
 
 
 def test_a_gold_answer_may_stand_in_a_box():
@@ -549,14 +547,14 @@ def test_an_unknown_name_suggests_the_nearest(name, message, tmp_path):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     jsonl(tmp_path / "data" / "train.jsonl", [json.loads(LINE)] * 30)
     refuse(tmp_path, "jsonl", "unknown split 'valid': there are train, val and test", split="valid")
-    refuse(tmp_path, "jsonl", "bad_rows is 'ignore': it is 'refuse' or 'skip'", bad_rows="ignore")
+    refuse(tmp_path, "jsonl", "bad_rows is 'ignore'; it must be 'refuse' or 'skip'", bad_rows="ignore")
     refuse(tmp_path, "jsonl", "cannot carve 27 val rows.*: lower data.val_size", val_size=27)
     refuse(tmp_path, "jsonl", "cannot carve -1 val rows.*: data.val_size counts rows", val_size=-1)
     refuse(tmp_path, "deepcoder", "data.*row 1: field 'tests' is NoneType")
     refuse(tmp_path, "micro_math", "levels 1, 2, 3, 4, 5, not .7", levels=(7,))
     refuse(tmp_path, "micro_code", "size is 0", size=0)
     for size in (13_000, 10**9):  # without trying so often
-        few = f"hardly have {size} problems, ask for less by data.train_size"
+        few = f"have too few different problems for {size}: lower data.train_size"
         refuse(tmp_path, "micro_math", few, levels=(1,), size=size)
     with pytest.raises(DataError, match="nowhere: no such directory"):
         load("gsm8k", tmp_path / "nowhere", cache=tmp_path / "cache")

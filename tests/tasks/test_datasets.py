@@ -112,7 +112,7 @@ def test_without_val_train_is_all_that_is_not_test(open_set):
 
 def test_another_number_of_rows_than_the_studys_is_said(open_set, caplog):
     open_set("dapo_math", "test")
-    assert "dapo_math: {'train': 60} rows, the study split 14116" in caplog.text
+    assert "dapo_math has {'train': 60} rows, the study 14116" in caplog.text
 
 
 def test_a_single_file_may_be_named(tmp_path, cache):
@@ -236,7 +236,7 @@ def test_a_function_of_mbpp_may_have_the_name_of_a_built_in(tmp_path, cache):
         {"check": "assert sum((1,), 5) == 6", "functions": ["sum"]},  # JSON has no tuple
     )
     jsonl(tmp_path / "mbpp.jsonl", [row | {"code": "def total(a, b):\n  return 6"}])
-    with pytest.raises(DataError, match="asserts nothing of the program"):
+    with pytest.raises(DataError, match="asserts nothing about the program"):
         load("mbpp", tmp_path, "test", cache=cache)
 
 

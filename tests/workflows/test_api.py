@@ -165,7 +165,7 @@ def lonely(task, *, votes=1):
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (lambda: workflow(lonely), r"@workflow stands above 'lonely' without roles: @workflow\(roles="),
+        (lambda: workflow(lonely), r"@workflow above 'lonely' has no roles: write @workflow\(roles="),
         (
             lambda: workflow(roles=("a",))(lonely),
             r"'lonely' takes \(task, \*, votes=1\); it must take \(task, prompts",
@@ -358,9 +358,9 @@ def test_a_workflow_of_ones_own_says_which_of_its_settings_are_counts():
         ({"messages": set("ab")}, "non-empty list"),
         (
             {"messages": [{"role": "sytem", "content": "x"}]},
-            "is of 'sytem'; its role must be one of: system, user",
+            "has the role 'sytem'; it must be one of: system, user",
         ),
-        ({"messages": [{"role": [], "content": "x"}]}, "its role must be one of"),
+        ({"messages": [{"role": [], "content": "x"}]}, "it must be one of"),
         ({"messages": ASK, "slot": True}, "slot"),
         ({"messages": ASK, "slot": -1}, "slot"),
         ({"messages": ASK, "slot": "0"}, "slot"),

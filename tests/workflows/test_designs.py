@@ -112,12 +112,12 @@ BAD = {
     "judge(2, solve, solve)": "such as judge(2, solve)",
     "then(solve)": "such as then(solve, solve)",
     "vot(3, solve)": "did you mean 'vote'",
-    "solve solve": "ends before 'solve'",
-    "solve()": "not its place",
-    "__import__('os').system('ls')": "cannot hold",
+    "solve solve": "already ends before 'solve'",
+    "solve()": "cannot be there",
+    "__import__('os').system('ls')": "cannot contain",
     "plan(" * 9 + "solve" + ")" * 9: "more than 8 deep",
     "plan(" * 5000: "too long",
-    'solve("a", "b")': "not its place",
+    'solve("a", "b")': "cannot be there",
 }
 
 
@@ -136,7 +136,7 @@ def test_large_counts_are_refused_by_the_calls_that_they_make(count):
 
 def test_a_name_that_no_rule_knows_is_refused_before_anything_is_played():
     assert role_of("expert", RULES) == "executor" and role_of("judge", RULES) == "judge"
-    with pytest.raises(DesignError, match="no rule says who answers for 'critic'"):
+    with pytest.raises(DesignError, match="no rule gives 'critic' a role"):
         read("refine(1, solve)", rules={"solve": "executor"})
 
 

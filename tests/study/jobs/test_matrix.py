@@ -500,7 +500,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path, capfd):
     leave(make_jobs(MICRO, [("steps", "4")], tmp_path / "runs", TWO)[0], steps=3)
     assert script.run("experiments.matrix", *asked, "--seeds=2", "--dry_run") == 0
     out = capfd.readouterr().out
-    assert f"2 cells x 2 seeds = 4 runs in {tmp_path / 'runs'}; left on CPU: about " in out
+    assert f"2 cells x 2 seeds = 4 runs in {tmp_path / 'runs'}; time left on CPU: about " in out
     rows = [line.split("  ")[0] for line in out.splitlines()]
     assert "voting-shared-xs-math" in rows and "step 3       –" in out
     assert not (tmp_path / "runs" / "voting-isolated-xs-math").exists()
