@@ -350,7 +350,7 @@ def test_what_vllm_cannot_do_is_refused_by_name(base):
     for line in (
         "engine.vllm.url is 'localhost:8000'",
         "engine.vllm.url has 1 and the run needs 2 servers, for p0, p1 (each policy that is trained in full",
-        "engine.sampler is of", "engine.budget_bytes is of", "engine.steps is of", "role 'generator' truncates",
+        "engine.sampler is for", "engine.budget_bytes is for", "engine.steps is for", "role 'generator' truncates",
         "role 'aggregator' has stop_strings", "road is 'compiled'", "seeds is 2",
     ):  # fmt: skip
         assert any(line in problem for problem in told.value.problems), line

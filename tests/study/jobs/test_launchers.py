@@ -226,7 +226,7 @@ def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path):
 
 
 def test_options_without_a_launcher_are_refused():
-    with pytest.raises(LauncherError, match="name one, or leave them out"):
+    with pytest.raises(LauncherError, match="give a launcher, or leave them out"):
         run_matrix.options_of("local", ["cluster=local"])
 
 
