@@ -24,7 +24,7 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 class ScheduleConfig:
     """Linear warm-up, then `kind` down to `final_ratio` at `total_steps`."""
 
-    learning_rate: NotNegative = 1e-4  # at the top of the schedule
+    learning_rate: NotNegative = 1e-4  # the highest rate of the schedule
     kind: Literal["constant", "cosine", "linear"] = "constant"  # form of the schedule after the warm-up
     warmup_steps: Whole = 0  # length of the linear warm-up from near 0
     total_steps: Count = 1000  # the step at which the schedule ends

@@ -250,7 +250,7 @@ class CreditConfig:
     length_penalty: float = 0.0  # subtracted in part above `length_free` tokens, in full from `length_limit`
     length_free: int = 0  # tokens that cost nothing
     length_limit: int = 0  # tokens that cost the full penalty
-    penalized_roles: tuple[str, ...] = ()  # empty: all
+    penalized_roles: tuple[str, ...] = ()  # the roles that penalties apply to; empty: all
     batch: Literal["task", "step"] = "task"  # which episodes one call of the credit sees
     leaves: str = "mean"  # value of a call before a fork: mean, max or min of its paths, or "module:function"
     threads: Count = 1  # calls of the credit that run at a time

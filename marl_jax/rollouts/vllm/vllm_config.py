@@ -17,7 +17,7 @@ class VllmConfig:
     # Its address, such as http://127.0.0.1:8000; several are separated by commas. With `start` it may be left out.
     url: str = ""
     start: bool = False  # the run starts the server, on this host, and ends it
-    python: str = ".venv-vllm/bin/python"  # of the environment with vLLM; like the next two, for `start`
+    python: str = ".venv-vllm/bin/python"  # Python of the environment with vLLM, for `start`
     flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
     # Added to its environment, such as CUDA_VISIBLE_DEVICES.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
