@@ -25,7 +25,7 @@ GRACE_S = 5.0  # seconds for processes that fail for the same reason to report i
 SILENT_S = 20  # seconds without a sign from a machine until it counts as lost
 PIPE = 0  # stdin, the pipe from this companion's own process
 KILLED = "was lost: it was killed, or its machine went away"
-FAILED = "ended by an error, which its own log tells"
+FAILED = "ended with an error, which is in its own log"
 
 
 def main(index: int, count: int, hosts: list[str], port: int, wait_s: float) -> None:
@@ -61,7 +61,7 @@ def _await_all(
         if not _readable(listener, deadline):
             missing = ", ".join(str(k) for k in range(1, count) if k not in links)
             _refuse(
-                f"process {missing} of {count} did not come within {wait_s:.0f} s: start the command on every host, "
+                f"process {missing} of {count} did not connect within {wait_s:.0f} s: start the command on every host, "
                 "each with its own --process, or correct mesh.hosts",
                 links,
             )
@@ -78,10 +78,10 @@ def _await_all(
             problem = (
                 f"process {other} says that there are {total} processes, and process 0 that there are {count}"
                 if total != count
-                else f"two processes say that they are number {other}"
+                else f"two processes say that they are process {other}"
             )
             _refuse(
-                f"{problem}: give all one --config.mesh.hosts, and each its own --process",
+                f"{problem}: give all the same --config.mesh.hosts, and each its own --process",
                 {**links, -1: link},
             )
         links[other], names[other] = link, name_of_other
@@ -119,13 +119,13 @@ def _reach_first(
                 link.settimeout(HELLO_S)
                 answer = _line(link)
         if not answer and time.monotonic() >= deadline:
-            _refuse(f"process 0 at {where} went away before all had come: start the command again")
+            _refuse(f"process 0 at {where} ended before all processes had connected: start the command again")
     word, _, rest = answer.partition(" ")
     if word == "refused":
         _refuse(rest)
     if word != "ready":
         _refuse(
-            f"what answers at {where} is no process of this run: correct --coordinator, or name a free port"
+            f"the program that answers at {where} is no process of this run: correct --coordinator, or name a free port"
         )
     reply = json.loads(rest)
     return {0: link}, reply["names"], reply["port"]  # type: ignore[dict-item]
@@ -155,7 +155,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         _refuse(
             f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator, for all "
-            "processes, or end what uses it"
+            "processes, or end the program that uses it"
         )
 
 

@@ -121,7 +121,7 @@ def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[
             "10.0.0.1:7000 or [fd00::1]:7000"
         )
     if not 0 <= process < hosts:
-        raise HostsError(f"--process={process} is none of 0 to {hosts - 1}, as mesh.hosts is {hosts}")
+        raise HostsError(f"--process={process} is not in 0 to {hosts - 1}, as mesh.hosts is {hosts}")
     return host, int(port)
 
 
@@ -182,7 +182,7 @@ def _meet(hosts: int) -> "_Companion":
     try:
         companion.ready()
     except HostsError as error:
-        logging.warning("%s; where a process is lost, only JAX's own lines tell", error)
+        logging.warning("%s; if a process is lost, only JAX's own messages say so", error)
     return companion
 
 
@@ -191,8 +191,8 @@ def _check_devices() -> None:
     for process, number in sorted(devices.items()):
         if number != devices[0]:
             raise HostsError(
-                f"process {process} has {number} devices and process 0 has {devices[0]}: give each as many, such as by "
-                "CUDA_VISIBLE_DEVICES"
+                f"process {process} has {number} devices and process 0 has {devices[0]}: give each the same number, "
+                "such as by CUDA_VISIBLE_DEVICES"
             )
 
 

@@ -155,7 +155,7 @@ def test_a_stop_of_one_is_heard_by_all(tmp_path):
 def test_who_fails_for_ones_own_reason_is_named_and_who_fails_with_all_says_so_itself(tmp_path):
     codes = ended(start(TALK, tmp_path / "one", 2, "fail"), 100.0)
     assert codes[0] not in (0, None) and codes[1] not in (0, None)
-    assert "process 1 of 2" in said(tmp_path / "one", 0) and "ended by an error" in said(tmp_path / "one", 0)
+    assert "process 1 of 2" in said(tmp_path / "one", 0) and "with an error" in said(tmp_path / "one", 0)
     assert ended(start(TALK, tmp_path / "all", 2, "all_fail"), 100.0) == [2, 2]
     for k in range(2):
         assert said(tmp_path / "all", k).count("a failure of all") == 1
@@ -197,7 +197,7 @@ def test_unequal_numbers_of_devices_are_refused(tmp_path):
     ]
     assert ended(processes) == [2, 2]
     for k in range(2):
-        assert "process 1 has 2 devices and process 0 has 1: give each as many" in said(tmp_path, k)
+        assert "process 1 has 2 devices and process 0 has 1: give each the same number" in said(tmp_path, k)
 
 
 # ---------------------------------------------------------------- what cannot be
@@ -292,7 +292,7 @@ def test_another_server_at_the_port_of_process_0_is_told_of(meeting, says):
             link.sendall(says)
         server.close()
         line = came.readline().decode()
-    assert line.startswith(f"refused what answers at 127.0.0.1:{port} is no process of this run"), line
+    assert line.startswith(f"refused the program that answers at 127.0.0.1:{port} is no process"), line
 
 
 def test_a_coordinator_that_does_not_come_is_waited_for_so_long(meeting):
@@ -305,7 +305,7 @@ def test_processes_that_do_not_come_are_named_to_those_that_did(meeting):
     port = free_port()
     lines = [meeting.come(k, 4, port, wait_s=2.0) for k in (0, 2)]
     for line in lines:
-        assert line.readline().decode().startswith("refused process 1, 3 of 4 did not come within 2 s")
+        assert line.readline().decode().startswith("refused process 1, 3 of 4 did not connect within 2 s")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_two_processes_of_one_number_are_refused(meeting):
     first = meeting.come(0, 3, port)
     meeting.come(2, 3, port)
     meeting.come(2, 3, port)
-    assert "two processes say that they are number 2" in first.readline().decode()
+    assert "two processes say that they are process 2" in first.readline().decode()
 
 
 # A process that says a word after so many seconds, and ends when its companion says something; without a word, at once.
@@ -384,7 +384,7 @@ def test_who_gave_up_before_all_had_come_may_come_again(meeting):
             ((2, f"{host}:1", 1), r"is no HOST:PORT: .*or \[fd00::1\]:7000")
             for host in ("fd00::2", "[]", "[a")
         ),
-        ((2, "a:1", 2), "--process=2 is none of 0 to 1"),
+        ((2, "a:1", 2), "--process=2 is not in 0 to 1"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(words, told):
