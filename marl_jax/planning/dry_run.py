@@ -54,7 +54,7 @@ class Assumptions:
         for role, texts in self.answers.items():
             if not (all(p >= 0 for p in texts.values()) and sum(texts.values()) <= 1 + 1e-9):
                 raise PlanError(
-                    f"answers of '{role}' are {dict(texts)}: probabilities that add up to 1 at most"
+                    f"answers of '{role}' are {dict(texts)}: give probabilities that add up to at most 1"
                 )
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ class Lengths:
         spread = f" on average (lognormal, sigma {self.sigma:g}, cut at the longest)" if self.sigma else ""
         share = f"{self.mean:.0%} of max_new_tokens{spread}"
         return (
-            f"as long as those in '{self.source}' (of roles without any: {share})" if self.recorded else share
+            f"as long as those in '{self.source}' ({share} for roles without any)" if self.recorded else share
         )
 
     def draw(self, role: str, most: int, rng: np.random.Generator) -> int:
@@ -87,7 +87,7 @@ def recorded_lengths(folder: str, otherwise: Lengths) -> Lengths:
             by_role.setdefault(table.roles[role], []).append(count)
     if not by_role:
         raise PlanError(
-            f"--lengths is '{folder}', and there are no recorded episodes: give the folder of a run, or its episodes/"
+            f"--lengths is '{folder}', which has no recorded episodes: give the folder of a run, or its episodes/"
         )
     return dataclasses.replace(otherwise, recorded=by_role, source=folder)
 

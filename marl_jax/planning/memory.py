@@ -162,7 +162,7 @@ def _update_of(
     copies = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     parts = [
         Part(GRADIENTS, streams * units * tree // share, "gradient"),
-        Part("weights in the dtype of the products", streams * cast // share, "gradient"),
+        Part("weights in the compute dtype", streams * cast // share, "gradient"),
         Part(ACTIVATIONS, at_once * costs.kept(model, largest), "gradient"),
         Part(BACKWARD, at_once * costs.working(model, largest, chunk), "gradient"),
         Part(GRADIENTS, units * tree // share, "optimiser"),
@@ -279,7 +279,7 @@ def shapes(
         try:
             by_model[model] = _engine_settings(config, model, space, demand, device.platform, of_model)
         except ValueError as error:
-            raise error if len(lane) == 1 else ValueError(f"of policy '{of_model[0][0]}': {error}") from None
+            raise error if len(lane) == 1 else ValueError(f"policy '{of_model[0][0]}': {error}") from None
     return {base: by_model[model] for base, model in by_base.items()}
 
 

@@ -112,7 +112,7 @@ class Plan:
         """One line: why the run does not fit and what to change."""
         # Engines get only a part of the memory, and the model may lack positions.
         if self.total <= self.device.memory:
-            return f"on {self.device.name} its engines cannot be made: {self.refusal}"
+            return f"the engines of the run cannot be made on {self.device.name}: {self.refusal}"
         lasting = [part for part in self.at_peak if part.phase == "always"]
         always = sum(part.bytes for part in lasting)
         hopeless = always > self.device.memory  # whatever a phase takes
@@ -120,9 +120,9 @@ class Plan:
             part for part in (lasting if hopeless else self.at_peak) if part.name != memory.PROGRAMS
         )
         return (
-            f"the run needs {show(self.total)} at its peak{f', {show(always)} of it always,' if hopeless else ''} and "
-            f"{self.device.name} has {show(self.device.memory)}; {'of what is always there ' if hopeless else ''}the "
-            f"biggest part is {biggest.name} ({show(biggest.bytes)}): {_way_out(biggest.name, config)}"
+            f"the run needs {show(self.total)} at its peak{f', {show(always)} of it permanently,' * hopeless} and "
+            f"{self.device.name} has {show(self.device.memory)}; the biggest {'permanent ' * hopeless}part is "
+            f"{biggest.name} ({show(biggest.bytes)}): {_way_out(biggest.name, config)}"
         )
 
 
@@ -428,10 +428,10 @@ def _way_out(part: str, config: RunConfig) -> str:
     off = ["--config.learner.gradients=off"] * (learner.gradients != "off")
     remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")
     factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
-    tokens = "lower --config.learner.batch.token_budget, on a CPU slice_tokens"
+    tokens = "lower --config.learner.batch.token_budget (on a CPU: slice_tokens)"
     problems = "lower --config.data.problems or --config.rollout.samples"
     seeds = [f"lower --config.seeds ({config.seeds})"] * (config.seeds > 1)
-    narrower = ["where it is float32, --config.policies.dtype=bfloat16"] * (policies.dtype != "bfloat16")
+    narrower = ["--config.policies.dtype=bfloat16 if it is float32"] * (policies.dtype != "bfloat16")
     lora = ["--config.policies.train=lora"]
     if "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)

@@ -56,7 +56,7 @@ class Guess:
 def guess(config: RunConfig, plan: Plan) -> Guess | None:
     """From steps of this configuration here, else from how far plans of others were off; None if none ran."""
     if measured := _numbers(_file(config, plan)):
-        return Guess(measured["seconds"], f"as {measured['steps']} steps here took")
+        return Guess(measured["seconds"], f"as in {measured['steps']} earlier steps here")
     known = [found for file in sorted(_file(config, plan).parent.glob("*.json")) if (found := _numbers(file))]
     ratios = [found["seconds"] / found["counted"] for found in known if found["counted"] > 0]
     counted = sum((plan.seconds or {}).values())
@@ -64,7 +64,7 @@ def guess(config: RunConfig, plan: Plan) -> Guess | None:
         return None
     factor = statistics.median(ratios)
     cells = f"{len(ratios)} other cell{'s' * (len(ratios) > 1)}"
-    return Guess(counted * factor, f"{factor:.2g} times what is counted, as steps of {cells} took here")
+    return Guess(counted * factor, f"{factor:.2g} times the calculated time, as in steps of {cells} here")
 
 
 def _file(config: RunConfig, plan: Plan) -> Path:

@@ -119,12 +119,12 @@ class Live:
         failed = [error for error in errors if error]
         before, self._failing = self._failing, failed[0] if failed and len(failed) == len(errors) else None
         if self._failing not in (None, before):
-            self.note(f"step {step}: every {what} ended in an error, the first in {self._failing}")
+            self.note(f"step {step}: every {what} ended in an error, the first: {self._failing}")
         elif failed and self._failing is None and not self._some_failed:
             self._some_failed = True
             counts = f"{len(failed)} of {len(errors)} {what}s"
             self.note(
-                f"step {step}: {counts} ended in an error, the first in {failed[0]}; `failed` counts them"
+                f"step {step}: {counts} ended in an error, the first: {failed[0]}; `failed` counts them"
             )
 
     def evaluation(self, record: Mapping[str, Any]) -> None:

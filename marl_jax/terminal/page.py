@@ -77,9 +77,9 @@ def plan_page(
         f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
     if first.failed:
-        head.append(f"made-up answers ended an episode, and only calls before count: {first.failed}")
+        head.append(f"the workflow failed on made-up answers, and only calls before count: {first.failed}")
     if config.rollout.draws > 1:
-        head.append(f"times are of one draw of each problem, of up to {config.rollout.draws}")
+        head.append(f"times are for one draw of each problem, not for up to {config.rollout.draws}")
     if config.mesh.devices > 1:
         over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")
@@ -92,9 +92,8 @@ def plan_page(
         times.append(["measured", duration(known.seconds), *["-"] * (len(plans) - 1)])
     in_one = any(part.phase == "step" for part in first.parts)
     notes = [
-        f"* only in its phase: {'sampling or step' if in_one else 'sampling, gradient or optimiser'}. "
-        "Grading is not counted, nor what a "
-        "process takes before it begins (Python and JAX: about 0.3 GiB of the host)."
+        f"* only during its phase: {'sampling or step' if in_one else 'sampling, gradient or optimiser'}. Not counted: "
+        "grading, and the memory of a process at its start (Python and JAX: about 0.3 GiB of the host)."
     ]
     notes += [f"Measured: {known.how}."] if known else []
     notes += [_verdict(config, plan) for plan in plans]
@@ -112,7 +111,7 @@ def _memory_rows(plans: Sequence[Plan]) -> list[list[str]]:
         counted = [max((part.bytes for part in parts), default=0) for parts in named]
         rows.append([f"{name} *" if passing else name, *(show(n) if n else "-" for n in counted)])
     rows.append(["at the peak", *(show(plan.total) for plan in plans)])
-    rows.append(["which is in the phase", *(plan.phase for plan in plans)])
+    rows.append(["phase of the peak", *(plan.phase for plan in plans)])
     rows.append(["available", *(show(plan.device.memory) for plan in plans)])
     rows.append(["lanes x tokens", *(", ".join(map(_longest, plan.each_shape)) for plan in plans)])
     if any(engine.lanes_at for plan in plans for engine in plan.each_shape):
@@ -172,7 +171,7 @@ def too_many_adapters(config: RunConfig, model: ModelConfig, count: int) -> str:
     if count <= model_size:
         return ""
     return (
-        f", more than the {_count(model_size)} of the whole model: lower --config.policies.lora_rank to "
+        f", more than the {_count(model_size)} of the model itself: lower --config.policies.lora_rank to "
         f"{max(1, rank * model_size // (4 * count))}, a quarter of it, or set --config.policies.train=full"
     )
 
@@ -199,7 +198,7 @@ def _evaluations(config: RunConfig, tasks: Mapping[str, int]) -> str:
     if not every:
         return ""
     if (available := tasks.get("val", problems)) < problems:
-        return f", evaluated every {every} on all {available} problems of val ({problems} were asked for)"
+        return f", evaluated every {every} on all {available} problems of val (evaluation.problems is {problems})"
     return f", evaluated every {every} on {problems} problems of val"
 
 
@@ -231,7 +230,7 @@ def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
     """One line if all engines are alike, else one for each base."""
     first, *others = {*engine.values()}
     if others:
-        yield from (f"of {base}: {_lanes(shapes)}" for base, shapes in engine.items())
+        yield from (f"for {base}: {_lanes(shapes)}" for base, shapes in engine.items())
     elif config.engine.kind == "vllm":
         flight = f"{first.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
         chosen = config.engine.vllm

@@ -70,9 +70,9 @@ def _work(role: Record) -> str:
                 f"{role['was_correct']}"
             )
         case "picker":
-            text = f"picks a right one in {share(role['pick_when_possible'])} of {role['possible']} cases with one"
+            text = f"picks a right answer in {share(role['pick_when_possible'])} of {role['possible']} cases with one"
         case "planner":
-            text = f"{share(role['mean'])} right of what followed {role['calls']} plans"
+            text = f"{share(role['mean'])} of the answers after {role['calls']} plans right"
         case _:
             text = f"{share(role['accuracy'])} of {role['calls']} answers right"
     return f"{text}; unreadable {share(role['unreadable'])}"

@@ -194,5 +194,5 @@ def test_lengths_are_those_that_a_run_recorded(monkeypatch):
 
 
 def test_a_folder_without_episodes_is_refused_by_name(tmp_path):
-    with pytest.raises(PlanError, match="there are no recorded episodes: give the folder of a run"):
+    with pytest.raises(PlanError, match="which has no recorded episodes: give the folder of a run"):
         recorded_lengths(str(tmp_path), Lengths())

@@ -373,7 +373,7 @@ def test_the_plan_of_a_resumed_run_is_of_the_shapes_that_it_settled():
 def test_lanes_that_do_not_fit_their_budget_are_refused():
     narrow = config(engine__lanes="64", engine__budget_bytes=str(1 << 20))
     with pytest.raises(
-        PlanError, match=r"engines cannot be made: 64 lanes of 512 tokens need .* budget is 1\.0 MiB"
+        PlanError, match=r"engines .* cannot be made .*: 64 lanes of 512 tokens need .* is 1\.0 MiB"
     ):
         fitting(narrow, ModelConfig.preset("xs"), HERE)
     with pytest.raises(PlanError, match="the model has 4096"):
@@ -389,7 +389,7 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
 def test_far_too_many_lanes_are_what_to_lower(train, lanes):
     run = config("voting-isolated-xs-math", engine__lanes=str(lanes), policies__train=train)
     with pytest.raises(
-        PlanError, match=rf"biggest part is caches of the lanes.*: lower --config.engine.lanes \({lanes}\)"
+        PlanError, match=rf"permanent part is caches of the lanes.*: lower --config.engine.lanes \({lanes}\)"
     ):
         fitting(run, ModelConfig.preset("xs"), with_memory(1 << 30))
 
@@ -546,14 +546,14 @@ def test_the_page_names_every_kind_of_device_and_what_dominates():
     assert max(map(len, text.splitlines())) <= 100
     for kind in ("A100", "H100", "H200", "TPU v5e", "TPU v6e"):
         assert kind in text
-    assert "test does not fit" in text and "H200 fits: " in text and "Grading is not counted" in text
+    assert "test does not fit" in text and "H200 fits: " in text and "Not counted:" in text
     assert "completions are 50% of max_new_tokens" in text
 
 
 def test_the_page_says_that_times_are_of_one_draw():
     run = config(rollout__draws="4")
     page = " ".join(plan_page(run, of_all(run, MODEL), "here", [plan_of(run, MODEL, HERE)]).split())
-    assert "times are of one draw of each problem, of up to 4" in page
+    assert "times are for one draw of each problem, not for up to 4" in page
 
 
 def test_the_processor_at_hand_is_measured():

@@ -39,7 +39,7 @@ def test_steps_of_the_cell_itself_count_but_for_the_first_and_the_slow_ones(plan
     assert step_times.guess(config, plan) is None
     leave(config, plan, [30.0, 2.0, 90.0, 2.5, 80.0, 2.25])
     found = step_times.guess(config, plan)
-    assert found.seconds == 2.25 and "5 steps" in found.how  # of 2, 2.25, 2.5, 80, 90
+    assert found.seconds == 2.25 and "5 earlier steps" in found.how  # of 2, 2.25, 2.5, 80, 90
 
 
 def test_what_changes_no_step_changes_no_guess_and_what_does_is_another_cell(plan):
@@ -77,7 +77,7 @@ def test_the_pages_of_the_plan_say_what_was_measured(plan):
     leave(config, plan, [9.0, 2.0, 2.0, 2.0])
     page = plan_page(config, models, source, [plan])
     assert [line.split()[-2:] for line in page.splitlines() if line.startswith("measured ")] == [["2.0", "s"]]
-    assert "as 3 steps here took" in page
+    assert "as in 3 earlier steps here" in page
 
 
 def test_a_machine_keeps_the_best_rates_that_it_showed(monkeypatch):

@@ -86,7 +86,7 @@ def test_all_checkpoints_are_one_paired_table(run):
     assert max(map(len, shown.splitlines())) <= 80 and len(rest) > 1
     assert row[1] == "100.0%" and row[5].startswith("+") and row[8].endswith("*")
     words = " ".join(shown.split())
-    assert "aggregator 20 picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in words
+    assert "aggregator 20 picks a right answer in 100.0% of 32 cases with one; unreadable 0.0%" in words
 
 
 def test_answers_that_could_not_be_graded_are_counted(run):
@@ -371,8 +371,8 @@ def test_what_cannot_be_evaluated_is_one_line(trained, asked, message):
         ("eval.jsonl", "hello\n", "holds a line that is no JSON object with a step"),
         ("eval.jsonl", '{"steps": 1}\n', "holds a line that is no JSON object with a step"),
         ("eval.jsonl", None, "eval.jsonl' cannot be used"),
-        ("config.json", "[]", "there is no run in .*its config.json is no run's"),
-        ("config.json", '{"model_type": "qwen3"}', "there is no run in .*its config.json is no run's"),
+        ("config.json", "[]", "there is no run in .*its config.json is not a run's"),
+        ("config.json", '{"model_type": "qwen3"}', "there is no run in .*its config.json is not a run's"),
         ("config.json", '{"config": "x"}', "is damaged .config, digests"),
         ("config.json", {"settled": 1}, "is damaged .settled."),
         ("config.json", {"config": {"schema": 1, "steps": []}}, "the configuration in .* cannot be used"),

@@ -397,8 +397,8 @@ def test_steps_without_a_good_episode_are_told_where_their_error_is_a_new_one():
     steps = (["a", "b"], ["a", "a"], [None, "a"], [None, "c"], ["c", "c"], [])
     for step, errors in enumerate(steps, 1):
         view.failures(step, errors)
-    told = "step {}: every episode ended in an error, the first in {}\n".format
-    some = "step 3: 1 of 2 episodes ended in an error, the first in a; `failed` counts them\n"
+    told = "step {}: every episode ended in an error, the first: {}\n".format
+    some = "step 3: 1 of 2 episodes ended in an error, the first: a; `failed` counts them\n"
     assert stream.getvalue() == told(1, "a") + some + told(5, "c")
     view = Live(9, ("generator",), stream := io.StringIO())
     view.failures(1, ["a", None, None], "path")

@@ -76,7 +76,7 @@ def test_it_says_what_is_trained_and_for_how_long():
 
 def test_it_says_how_many_problems_are_played_where_val_has_fewer(monkeypatch):
     monkeypatch.setitem(TASKS, "val", 40)
-    assert line(text_of(), "steps").endswith("on all 40 problems of val (64 were asked for)")
+    assert line(text_of(), "steps").endswith("on all 40 problems of val (evaluation.problems is 64)")
 
 
 def test_adapters_frozen_roles_and_shared_policies_are_named():
@@ -143,7 +143,7 @@ def test_the_plan_fits_a_terminal_of_80_columns_and_breaks_no_word(cell):
 @pytest.mark.parametrize(("rank", "told"), [(64, True), (4, False)])
 def test_adapters_larger_than_the_model_are_told_with_a_rank_that_is_not(rank, told):
     text = " ".join(text_of(policies__train="lora", policies__lora_rank=rank).split())
-    assert ("more than the 385.1k of the whole model: lower --config.policies.lora_rank to" in text) is told
+    assert ("more than the 385.1k of the model itself: lower --config.policies.lora_rank to" in text) is told
     if told:
         lower = int(re.search(r"lora_rank to (\d+)", text)[1])
-        assert "of the whole model" not in text_of(policies__train="lora", policies__lora_rank=lower)
+        assert "of the model itself" not in text_of(policies__train="lora", policies__lora_rank=lower)
