@@ -102,7 +102,7 @@ def _fitting(stream: Iterable[History], length: int) -> Iterator[History]:
     for row in stream:
         too_long = too_long + 1 if len(row.tokens) > length else 0
         if too_long == PATIENCE:
-            raise UserError(f"length is {length}: {too_long} histories in turn are longer, so raise it")
+            raise UserError(f"length is {length}: {too_long} histories in a row are longer, so raise it")
         if not too_long:
             yield row
 

@@ -55,7 +55,7 @@ def untaught_warning(config: RunFields, prompts: Prompts) -> str:
     roles = untaught(config, prompts)
     if not roles:
         return ""
-    return f"the base was never trained on the words of {', '.join(roles)}: what such a role says may mean nothing"
+    return f"the base was never trained on the prompts of {', '.join(roles)}: their answers may mean nothing"
 
 
 def _known(config: RunFields, policy: str) -> set[str] | None:

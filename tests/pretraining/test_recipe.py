@@ -80,7 +80,7 @@ def test_the_rows_of_a_committed_base_are_still_what_they_were(scale):
 
 
 def test_rows_that_hold_no_history_are_refused():
-    with pytest.raises(UserError, match="length is 8: 1000 histories in turn are longer"):
+    with pytest.raises(UserError, match="length is 8: 1000 histories in a row are longer"):
         next(batches(Recipe("xs", steps=1, length=8), TOKENIZER))
 
 

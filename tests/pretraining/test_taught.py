@@ -36,7 +36,7 @@ def test_roles_whose_words_are_new_are_named(tmp_path):
     assert untaught(config, prompts) == []
     assert untaught(config, other) == ["aggregator"]
     assert untaught_warning(config, other).startswith(
-        "the base was never trained on the words of aggregator: "
+        "the base was never trained on the prompts of aggregator: "
     )
 
 
