@@ -77,7 +77,7 @@ class Tracker:
             self._run = tracker.init(**settings)  # on resume the same run again
         except Exception as error:  # of the package's own types: no log-in, no network
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            problem = f"logging.{package} is true, and {package} does not begin: {reason}"
+            problem = f"logging.{package} is true, but {package} cannot start: {reason}"
             raise ConfigError([f"{problem}; log in, choose offline mode, or set it to false"]) from None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:

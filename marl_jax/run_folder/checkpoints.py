@@ -276,9 +276,9 @@ def _load_newest(
     if steps(directory) != listed:  # a running run has changed them
         return _load_newest(directory, templates, recorded, by)
     ahead = any(step > recorded and is_sealed(directory / str(step)) for step in listed)
-    accept = ", or go on without these lines by --accept_changes" if ahead else ""
+    accept = ", or go on without the missing lines by --accept_changes" if ahead else ""
     raise CheckpointError(
-        f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; "
+        f"no checkpoint in '{directory}' can be used: {'; '.join(damage)}; "
         f"restore what is lost, or choose another --workdir{accept}"
     )
 
@@ -345,7 +345,8 @@ def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
         needed = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
         for key in sorted(saved.keys() | needed.keys()):
             if saved.get(key) != needed.get(key):
-                return f"'{name}' {key} is {saved.get(key, 'nothing')} there and {needed.get(key, 'nothing')} here"
+                here = needed.get(key, "nothing")
+                return f"'{name}' {key} is {saved.get(key, 'nothing')} in the checkpoint and {here} here"
     return ""
 
 
@@ -376,7 +377,7 @@ def _read_seal(place: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL}: {error})") from None
     if not isinstance(seal, dict) or not seal.keys() >= _SEALED:
-        raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
+        raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is incomplete)")
     digest = seal.pop("seal", None)
     # Seals of earlier versions have no digest of their own; an unknown key may be the damaged name of the digest.
     old_format = digest is None and seal.keys() <= {*_SEALED, "stripped"}

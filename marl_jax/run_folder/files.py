@@ -80,7 +80,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         if _is_one_of(error, _FULL):
             why = f"the disk of '{path}' is full ({_free(path)} free): make room"
         elif _is_one_of(error, _LARGE):
-            why = f"a file of '{path}' became larger than may be: raise the limit (ulimit -f)"
+            why = f"a file of '{path}' exceeds the size limit of files: raise the limit (ulimit -f)"
         else:
             raise
         raise DiskFull(f"{why} and start the same command again; what was saved before is intact") from error

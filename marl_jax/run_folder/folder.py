@@ -128,7 +128,7 @@ def check_held(folder: Path) -> None:
             return
     raise FolderError(
         f"'{folder}' is no longer the folder that this run began in: it was moved or removed; start the command again "
-        "where its folder lies now"
+        "with the folder's present path"
     )
 
 
@@ -167,7 +167,7 @@ def begin(
         return _write(folder, {**now, "settled": dict(settle()), "changes": []})["settled"]
     if lines and not accept_changes:
         raise FolderError(
-            f"the run in '{folder}' was started with something else:\n"
+            f"the run in '{folder}' was started with other values:\n"
             + "\n".join(f"  {line}" for line in lines)
             + "\nstart it as it was, choose another --workdir, or accept the change with --accept_changes"
         )
@@ -231,7 +231,7 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
         raise FolderError(f"'{path}' is no JSON ({error}): restore it, or start in another folder") from None
     if not isinstance(record, dict) or "config" not in record:
         raise FolderError(
-            f"there is no run in '{workdir}' (its {CONFIG} is no run's): restore it, or choose another folder"
+            f"there is no run in '{workdir}' (its {CONFIG} is not a run's): restore it, or choose another folder"
         )
     if broken := [name for name, kind in _TYPES.items() if not isinstance(record.get(name), kind)]:
         raise FolderError(
@@ -250,13 +250,13 @@ def earlier(folder: Path) -> dict[str, Any]:
         return read(folder)
     if has_results(folder):
         raise FolderError(
-            f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
+            f"'{folder}' has results of a run, but no {CONFIG}: restore it, or choose another --workdir"
         )
     if foreign := _foreign_names(folder):
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise FolderError(
-            f"'{folder}' holds files that are no run's ({foreign[0]}{more}): choose another --workdir, "
-            "one that is new or empty"
+            f"'{folder}' holds files that are not a run's ({foreign[0]}{more}): choose a --workdir "
+            "that is new or empty"
         )
     return {}
 

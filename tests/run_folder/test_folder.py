@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path, place)
 def test_a_folder_with_files_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     (tmp_path / "index.md").write_text("a page")
     (tmp_path / "more").mkdir()
-    strange = pytest.raises(FolderError, match=r"holds files that are no run's \(index\.md and 1 more\)")
+    strange = pytest.raises(FolderError, match=r"holds files that are not a run's \(index\.md and 1 more\)")
     with strange, open_folder(tmp_path):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.md", "more"]
@@ -284,7 +284,7 @@ def read_json(folder):
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with (
-        pytest.raises(FolderError, match=r"no run in .* \(its config.json is no run's\)"),
+        pytest.raises(FolderError, match=r"no run in .* \(its config.json is not a run's\)"),
         open_folder(tmp_path),
     ):
         pass
@@ -298,7 +298,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, text)
 def test_a_record_that_lost_a_part_is_refused_by_its_name(tmp_path, part, value):
     begin_broken(tmp_path, **{part: value})
     with (
-        pytest.raises(FolderError, match=rf"damaged \({part}\)|config.json is no run's"),
+        pytest.raises(FolderError, match=rf"damaged \({part}\)|config.json is not a run's"),
         open_folder(tmp_path),
     ):
         pass
@@ -309,7 +309,7 @@ def test_results_without_the_record_are_not_gone_on_from(tmp_path, left):
     (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / left).write_text("{}")
     for start in (lambda: open_folder(tmp_path).__enter__(), lambda: begin(tmp_path, CONFIG, DIGESTS)):
-        with pytest.raises(FolderError, match=r"holds what a run left, but no config.json: restore it"):
+        with pytest.raises(FolderError, match=r"has results of a run, but no config.json: restore it"):
             start()
 
 
@@ -412,5 +412,5 @@ def test_a_limit_of_a_files_size_is_told_as_such(tmp_path):
     child += "write_atomically(pathlib.Path(sys.argv[1]), 'x' * 4096)"
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", sys.executable, "-c", child, tmp_path / "f.json"]
     done = subprocess.run(limited, capture_output=True, text=True)
-    assert "became larger than may be: raise the limit (ulimit -f) and start the same" in done.stderr
+    assert "exceeds the size limit of files: raise the limit (ulimit -f) and start the same" in done.stderr
     assert os.listdir(tmp_path) == []

@@ -171,9 +171,7 @@ def test_what_is_kept_for_good_gives_up_what_only_a_resume_needs(tmp_path, caplo
     assert data["step"] == 5
     assert_same(restored, trees(5))
     lose(tmp_path / "5")
-    with pytest.raises(
-        CheckpointError, match=r"can be gone on from: .*; checkpoint 3 is kept without 'learner'"
-    ):
+    with pytest.raises(CheckpointError, match=r"can be used: .*; checkpoint 3 is kept without 'learner'"):
         Checkpoints(tmp_path).resume(blank(trees()))
 
 
@@ -397,13 +395,11 @@ def test_nothing_to_restore_and_nothing_that_fits_are_told(saved, tmp_path_facto
         restore(saved, 1, {"adapters": {}})
     template = blank(trees()["policies"])
     template["p0"]["w"] = jnp.zeros((3, 6), jnp.bfloat16)
-    with pytest.raises(CheckpointError, match=r"'policies' p0\.w is \(\(3, 5\), .*there and \(\(3, 6\)"):
+    with pytest.raises(CheckpointError, match=r"'policies' p0\.w is \(\(3, 5\), .*checkpoint and \(\(3, 6\)"):
         restore(saved, 1, {"policies": template})
     for place in "123":
         lose(saved / place)
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint in .* can be gone on from: checkpoint 3 is damaged"
-    ):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: checkpoint 3 is damaged"):
         restore(saved, "latest", {})
 
 
@@ -414,7 +410,9 @@ def test_a_state_without_arrays_does_not_fit_one_that_has_some(tmp_path):
     )
     store = Checkpoints(tmp_path)
     store.save(1, {"learner": LearnerState(plain, None, steps=1)}, {"step": 1})
-    with pytest.raises(CheckpointError, match=r"does not fit: 'learner' optimiser.*nothing there"):
+    with pytest.raises(
+        CheckpointError, match=r"does not fit: 'learner' optimiser.*nothing in the checkpoint"
+    ):
         store.resume({"learner": LearnerState(adam, None)})
     assert_same(
         store.resume({"learner": LearnerState(plain, None)})[0]["learner"], LearnerState(plain, None, 1)

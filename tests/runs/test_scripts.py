@@ -116,7 +116,7 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
         (
             "report",
             "--workdir=configs/bases/micro-xs",
-            "configs/bases/micro-xs' (its config.json is no run's)",
+            "configs/bases/micro-xs' (its config.json is not a run's)",
         ),
     ],
 )

@@ -370,7 +370,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     assert "We call it a cliff where" in page.words
     assert "broken/metrics.jsonl' holds a line that is no JSON" in page.words
     assert "blocked/eval.jsonl' cannot be used" in page.words
-    for number, told in enumerate(("is no run's", "is damaged (config, ", "is no JSON")):
+    for number, told in enumerate(("is not a run's", "is damaged (config, ", "is no JSON")):
         assert re.search(rf"lost {number}\b.*{re.escape(told)}", page.words)
     outside = [unquote(link) for link in page.links]
     assert sorted(set(outside)) == ["a/report.html", "b & <c>/seed 0/report.html"]
