@@ -42,7 +42,7 @@ class Collected:
         """`rewarded`: its calls need rewards, and a file without any is refused."""
         if missing := [path for path in files if not path.is_file()]:
             raise FolderError(
-                f"the calls in '{missing[0]}' are gone: restore the file, or begin the run anew"
+                f"the file of calls '{missing[0]}' is missing: restore it, or begin the run anew"
             )
         self.files, self._rewarded = list(files), rewarded
 
@@ -55,7 +55,7 @@ class Collected:
             files = sorted(file for file in path.glob("*.parquet") if not _EVALUATED.fullmatch(file.name))
         if not files:
             raise FolderError(
-                f"source '{path}' is no file and no folder of episodes of training steps: name one that a run has "
+                f"source '{path}' is not a file or folder with episodes of training steps: name one that a run has "
                 "written, such as RUN/collected"
             )
         return cls(files, rewarded=rewarded)
@@ -71,7 +71,7 @@ class Collected:
             raise FolderError(f"the calls of a phase: {error}") from None
         if self._rewarded and table.reward is None:
             raise FolderError(
-                f"the calls in '{path}' have no rewards, such as those of an evaluation: take calls of training "
+                f"the calls in '{path}' have no rewards (evaluations have none): take calls of training "
                 "steps, or set the phase's flatten, which learns from outcomes"
             )
         return table
@@ -87,9 +87,7 @@ class Collected:
                 by_task.setdefault(bare.task.id, []).append(number)
             units += [(table, numbers) for numbers in by_task.values()]
         if not units:
-            raise FolderError(
-                f"there is not one episode in {len(self.files)} files of calls: nothing to learn"
-            )
+            raise FolderError(f"there is no episode in {len(self.files)} files of calls: nothing to learn")
         return units
 
     def draw(self, before: int, count: int, seed: int) -> Table:
@@ -109,7 +107,7 @@ def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
     """
     if unknown := [role for role in table.present() if role not in config.roles]:
         raise FolderError(
-            f"the calls are of a role '{unknown[0]}', and the workflow '{config.workflow.name}' has "
+            f"the calls are of role '{unknown[0]}', and the workflow '{config.workflow.name}' only has "
             f"{', '.join(config.roles)}: take calls of this workflow, or set the phase's flatten to one of these"
         )
     slots = zip(table.role.tolist(), table.slot.tolist())
@@ -121,8 +119,8 @@ def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
     for row, (name, text) in enumerate(zip(names, table.text)):
         if (decoded := decoders[name](table.tokens[row].tolist())) != text:
             raise FolderError(
-                f"a call says {text!r:.60}, and its tokens say {decoded!r:.60} to policy '{name}': take calls of a run "
-                "with its tokenizer, or set the phase's flatten, which learns texts"
+                f"a call's text is {text!r:.60}, but its tokens decode to {decoded!r:.60} for policy '{name}': take "
+                "calls of a run with its tokenizer, or set the phase's flatten, which learns from texts"
             )
     policies = tuple(dict.fromkeys(names))
     return table.replace(policies=policies, policy=np.array([policies.index(n) for n in names], np.int32))
@@ -192,8 +190,8 @@ def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tupl
     finally:
         running.close()
     if not calls:
-        why = running.error or "flatten needs the prompt of one"
+        why = running.error or "flatten needs the prompt of a first call"
         raise FolderError(
-            f"the workflow '{config.workflow.name}' opens without a call on task '{bare.task.id}': {why}"
+            f"the workflow '{config.workflow.name}' begins without a call on task '{bare.task.id}': {why}"
         )
     return tuple(calls[0].prompt)

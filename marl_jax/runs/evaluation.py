@@ -29,7 +29,7 @@ def outcomes(table: Table, samples: int) -> np.ndarray:
     """
     all_episodes = table.bare_episodes
     if samples < 1 or not all_episodes or len(all_episodes) % samples:
-        raise ValueError(f"{len(all_episodes)} episodes are not {samples} of each of some problems")
+        raise ValueError(f"{len(all_episodes)} episodes are not {samples} samples of each problem")
     problems = [all_episodes[start : start + samples] for start in range(0, len(all_episodes), samples)]
     for episodes in problems:
         if len(ids := {bare.task.id for bare in episodes}) > 1:

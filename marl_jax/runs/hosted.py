@@ -192,7 +192,7 @@ def resample(
     task that stays flat to the end keeps its last draw. The table has the episodes to learn from, task by task.
     """
     if draws < 1:
-        raise ValueError(f"draws is {draws}; a problem is sampled at least once")
+        raise ValueError(f"draws is {draws}; it must be 1 or more")
     tables: list[Table] = []
     last: dict[str, list[int]] = {}  # by task: the episodes of its last draw, numbered over all draws
     flat, first_flat, first_reward = list(tasks), 0, 0.0
@@ -229,10 +229,10 @@ def _check_draw(tasks: Sequence[Task], table: Table, first: int) -> None:
     missing = {task.id for task in tasks} ^ {bare.task.id for bare in table.bare_episodes}
     if missing:
         raise ValueError(
-            f"sample() was asked for {len(tasks)} tasks and differs on {sorted(missing)[0]!r}: "
-            "return episodes of each of them, and of no other"
+            f"sample() was given {len(tasks)} tasks, and task {sorted(missing)[0]!r} has no episode or was not given: "
+            "return episodes of all given tasks, and of no other"
         )
     if old := [bare.sample for bare in table.bare_episodes if bare.sample < first]:
         raise ValueError(
-            f"sample() returned the sample {old[0]} again where first_sample is {first}: pass first_sample on"
+            f"sample() returned sample {old[0]} again although first_sample is {first}: pass first_sample on"
         )

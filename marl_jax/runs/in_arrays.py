@@ -108,9 +108,10 @@ class Compiled:
         where = f"{count} {self.devices[0].platform} device{'s' * (count > 1)}"
         data, model = self._config.mesh.data, self._config.mesh.model
         if model > 1:
-            return f"{f'problems cut over {data} x ' * (data > 1)}weights cut over {model} {where.partition(' ')[2]}"
+            problems = f"problems split over {data} x " * (data > 1)
+            return f"{problems}weights split over {model} {where.partition(' ')[2]}"
         if seeds == 1:
-            return f"problems cut over {where}" if count > 1 else f"on {where}"
+            return f"problems split over {where}" if count > 1 else f"on {where}"
         return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
 
     def serve(self, state: State) -> Player:
@@ -328,7 +329,7 @@ def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     if count > len(available):
         began = "this run was begun on" if settled else "mesh asks for"
         raise FolderError(
-            f"{began} {count} devices and there are {len(available)}: start it where there are so many (of a CPU, by "
+            f"{began} {count} devices and there are {len(available)}: start it where there are {count} (on a CPU: "
             f"XLA_FLAGS=--{FORCED}={count}), or choose another --workdir"
         )
     if config.seeds == 1 and config.data.problems % (count // model):

@@ -69,7 +69,7 @@ def train(
     writes the folder.
     """
     if not isinstance(config, RunConfig):
-        raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
+        raise TypeError(f"config is {config!r:.80}; give a RunConfig, as load_config('FILE:CELL') returns")
     if config.mesh.hosts != (count := hosts.count()):
         raise hosts.HostsError(
             f"mesh.hosts is {config.mesh.hosts}, and this process is one of {count}: give each process --coordinator "
@@ -91,7 +91,7 @@ def train(
         )
         stack.enter_context(hosts.sharing_errors())
         stop.farewell = functools.partial(
-            live.note, "stopped before a step was begun; the same command begins with it"
+            live.note, "stopped before the next step began; the same command starts with it"
         )
         try:
             road, runs, states = open_runs(config, workdir, accept_changes, live, stop, stack)
@@ -112,7 +112,7 @@ def _train(
             run.live.resumed(state.step, last, _evaluations(run).values(), run.watch.holding)
             _warn_of_lost(run, state)
     if states[0].step > config.steps:
-        live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
+        live.note(f"the run is already past its last step, {config.steps}: no step is made")
     saved, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
     clock = step_metrics.Clock()
 
@@ -154,8 +154,8 @@ def _train(
             if failures := [state.failure for state in states if state.failure]:
                 keep(wait=True)
                 raise Diverged(
-                    f"{failures[0]}; step {states[0].step} is saved without them, and the same command goes on "
-                    f"from there: or {ways_out(config)}"
+                    f"{failures[0]}; step {states[0].step} is saved without these gradients: start the same "
+                    f"command again, or {ways_out(config)}"
                 )
     except Stopped:
         stop.request()  # the step under way is abandoned; it will be made again
@@ -281,7 +281,7 @@ def _warn_of_lost(run: Run, state: State) -> None:
     every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
     before = state.step + (state.accuracy is not None)
     if lost := missing_evaluations(read_lines(run.evaluations.path), every, before):
-        base = ", and without that of step 0 no difference to base is known" if 0 in lost else ""
+        base = ", and without step 0 the difference to base is unknown" if 0 in lost else ""
         run.live.note(
             f"eval.jsonl was damaged: it lacks the evaluation of step {', '.join(map(str, lost))}{base}; restore it, "
             "or go on without"
@@ -341,8 +341,8 @@ def _check_replicas(state: State) -> None:
     for number, other in enumerate(others, 1):
         if other != first:
             raise RunError(
-                f"step {state.step}: process {number} has other weights than process 0, and nothing is saved: run all "
-                "processes on machines and software of one kind, and start again from the last checkpoint"
+                f"step {state.step}: process {number}'s weights differ from process 0's, so nothing is saved: run "
+                "all processes on the same kind of machine and software, and start again from the last checkpoint"
             )
 
 

@@ -204,7 +204,7 @@ def _agree(facts: Mapping[str, Any]) -> None:
     ]
     if lines:
         raise hosts.HostsError(
-            "the processes differ, from process 0 to another:\n"
+            "the processes differ (values of process 0 -> of another):\n"
             + "\n".join(f"  {line}" for line in lines)
             + "\nstart the same command, with the same code and data, on every host"
         )
@@ -224,7 +224,7 @@ def _check_seen(folders: Sequence[Path]) -> None:
         if missing:
             raise FolderError(
                 f"process {number} does not see the run folder '{folders[0]}' that process 0 has opened: put it on a "
-                "disk that all hosts share, under one name"
+                "disk that all hosts share, at the same path"
             )
 
 
@@ -238,7 +238,7 @@ def _check_room(config: RunConfig) -> None:
     if limit != resource.RLIM_INFINITY and (files := FILES * config.seeds + OWN_FILES) > limit:
         raise FolderError(
             f"{config.seeds} seeds keep {files} files open and a process may open {limit} here: raise "
-            "that (ulimit -n), or lower --config.seeds"
+            "the limit (ulimit -n), or lower --config.seeds"
         )
     if unset_settings(config):  # refused later
         return
@@ -267,14 +267,14 @@ def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
         return
     if (path / CONFIG).exists():
         if read(path)["config"].get("seeds", 1) > 1:
-            raise FolderError(f"'{path}' is one of several seeds: start them in '{path.parent}'")
+            raise FolderError(f"'{path}' is the run of one of several seeds: start them in '{path.parent}'")
         raise FolderError(f"'{path}' is a run of one seed: leave seeds out, or choose another --workdir")
     folders = folders_of(config, path)
     new = [place.name for place in folders if not (place / CONFIG).exists()]
     if new and (begun := [place.name for place in folders if has_results(place)]):
         raise FolderError(
-            f"'{path}' has {begun[0]} under way and no {new[0]}: seeds side by side begin together; ask for those that "
-            f"are there ({', '.join(existing)}), or choose another --workdir"
+            f"'{path}' has results of {begun[0]} and no {new[0]}: seeds side by side begin together; ask for the seeds "
+            f"that exist ({', '.join(existing)}), or choose another --workdir"
         )
 
 
@@ -302,8 +302,8 @@ def _resumed(
         ):
             if reached > unsaved:
                 raise CheckpointError(
-                    f"{reached} steps are recorded, and no checkpoint is in '{empty[0]}': restore it, train in another "
-                    "folder, or begin again here, without these records, by --accept_changes"
+                    f"{reached} steps are recorded, but there is no checkpoint in '{empty[0]}': restore it, train in "
+                    "another folder, or begin again here without these records by --accept_changes"
                 )
             for store in checkpoints:
                 store.set_aside()
@@ -406,7 +406,7 @@ def _compiled_road(
             raise
         return None, f"hosted, as {error.reason}"
     if config.road == "auto" and "road" not in settled:
-        return road, "the faster one of a step on each, which are timed now"
+        return road, "hosted or compiled, whichever is faster: a step on each is timed now"
     name = settled["road"] if config.road == "auto" else config.road
     return road, f"{name}, {road.layout}" if name == "compiled" else name
 
@@ -506,8 +506,8 @@ def _records(
     forgotten = evaluations.rewind(step or -1, "base")
     if lost := [str(line["checkpoint"]) for line in forgotten if "checkpoint" in line]:
         live.note(
-            f"eval.jsonl forgets {len(lost)} evaluations by experiments.evaluate of checkpoints after step {step} "
-            f"({', '.join(dict.fromkeys(lost))}): ask for them again when their steps are made"
+            f"{len(lost)} evaluations by experiments.evaluate of checkpoints after step {step} are removed from "
+            f"eval.jsonl ({', '.join(dict.fromkeys(lost))}): evaluate these checkpoints again when they are made again"
         )
     boards: list[Board] = []
     if not hosts.is_first():

@@ -211,7 +211,7 @@ def other_base(run: Path, specs: Mapping[str, PolicySpec]) -> str:
     for name, base in adapters.items():
         their_base = their_specs[name].base
         if digests[f"base {their_base}"] != digest_model(base):
-            return f"the adapter of '{name}' is over '{their_base}' there and over '{base}' here"
+            return f"the adapter of '{name}' was trained over '{their_base}', whose weights differ from '{base}' here"
     return ""
 
 

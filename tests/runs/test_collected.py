@@ -113,7 +113,7 @@ def test_tokens_that_spell_something_else_here_are_refused(base):
     parts = load_parts(config)
     words = parts.decoders["p0"]((5, 6))
     assert with_own_policies(Table.of([episode(1, said(words))]), config, parts).policies == ("p0",)
-    with pytest.raises(FolderError, match=r"a call says 'other words', and its tokens say .* to policy 'p0'"):
+    with pytest.raises(FolderError, match=r"text is 'other words', but its tokens decode to .* for policy"):
         with_own_policies(Table.of([episode(1, said(words), said("other words"))]), config, parts)
 
 

@@ -59,7 +59,7 @@ def test_episodes_that_are_not_task_by_task_are_refused():
     mixed = [single("a", "42"), single("b", "42"), single("a", "1"), single("b", "42")]
     with pytest.raises(ValueError, match="episodes of a, b are mixed"):
         outcomes(graded(*mixed), 2)
-    with pytest.raises(ValueError, match="3 episodes are not 2 of each"):
+    with pytest.raises(ValueError, match="3 episodes are not 2 samples of each"):
         outcomes(graded(*mixed[:3]), 2)
     with pytest.raises(ValueError, match="0 episodes are not"):
         summary(graded(), 1)

@@ -202,7 +202,7 @@ def test_a_run_that_is_past_the_last_step_asked_for_says_so_and_ends(base, whole
     copy, said = shutil.copytree(whole, tmp_path / "run"), io.StringIO()
     live = Live(5, ("generator", "aggregator"), said)
     assert loop.train(tiny_config(base, steps=5), copy, accept_changes=True, live=live) == 8
-    assert "the run is already past its last step, 5: it ends as it is" in said.getvalue()
+    assert "the run is already past its last step, 5: no step is made" in said.getvalue()
     same(copy, whole)
 
 
@@ -319,9 +319,7 @@ def test_failures_below_the_threshold_of_the_configuration_are_told_once(base, t
     assert loop.train(config, tmp_path / "run", live=Live(2, config.roles, said)) == 2
     told = [line for line in said.getvalue().splitlines() if "every episode" in line]
     assert len(told) == 1
-    assert told[0].startswith(
-        "step 1: every episode ended in an error, the first in ValueError: no such word"
-    )
+    assert told[0].startswith("step 1: every episode ended in an error, the first: ValueError: no such word")
 
 
 def raising(graded):
@@ -348,8 +346,7 @@ def test_evaluations_that_are_lost_are_told_when_a_run_goes_on(base, whole, tmp_
     (copy / "eval.jsonl").write_text(lines[1] + lines[2][:40])
     assert loop.train(tiny_config(base), copy, live=Live(8, ("generator", "aggregator"), said)) == 8
     assert (
-        "eval.jsonl was damaged: it lacks the evaluation of step 0, 8, and without that of step 0"
-        in said.getvalue()
+        "eval.jsonl was damaged: it lacks the evaluation of step 0, 8, and without step 0" in said.getvalue()
     )
 
 
@@ -477,7 +474,7 @@ def test_credit_of_ones_own_is_called_while_other_problems_are_sampled(base, tmp
 
 @pytest.mark.parametrize("config", [None, {"steps": 3}, "configs/micro.py:single-shared-xs-math"])
 def test_what_is_no_configuration_is_refused(config, tmp_path):
-    with pytest.raises(TypeError, match="give a RunConfig, such as load_config makes"):
+    with pytest.raises(TypeError, match="give a RunConfig, as load_config"):
         loop.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -488,6 +485,6 @@ def test_weights_that_differ_between_processes_are_not_saved(tmp_path, monkeypat
     kept = SimpleNamespace(directory=tmp_path, save=lambda *_: pytest.fail("saved"))
     state = SimpleNamespace(step=3, trees={"p0": np.ones(2)}, learner={})
     with pytest.raises(
-        RunError, match="step 3: process 1 has other weights than process 0, and nothing is saved"
+        RunError, match="step 3: process 1's weights differ from process 0's, so nothing is saved"
     ):
         loop.save(SimpleNamespace(checkpoints=kept), state)

@@ -219,7 +219,7 @@ def test_draws_go_through_all_tasks_before_one_comes_again(mixed):
     assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) and len({*seen[0], *seen[1]}) == 8
     assert seen[0] + seen[1] != seen[2] + seen[3]
     assert len(source.draw(0, 100, 7).bare_episodes) == 32  # all there are
-    with pytest.raises(FolderError, match="is no file and no folder of episodes"):
+    with pytest.raises(FolderError, match="is not a file or folder with episodes"):
         Collected.of_path(mixed / "nothing")
 
 

@@ -114,7 +114,7 @@ def test_killed_on_two_devices_it_goes_on_with_two(base, tmp_path):
     status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", JAX_NUM_CPU_DEVICES="1")
     assert status == 1 and "this run was begun on 2 devices and there are 1" in said, said[-2000:]
     status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", **two)
-    assert status == 0 and "problems cut over 2 cpu devices" in said, said[-2000:]
+    assert status == 0 and "problems split over 2 cpu devices" in said, said[-2000:]
     same(tmp_path / "run", tmp_path / "whole", KIND)
 
 
@@ -126,7 +126,7 @@ FOUR = {"JAX_NUM_CPU_DEVICES": "4"}
 def test_weights_that_are_cut_learn_as_whole_ones(base, tmp_path, kind):
     """The process fails if they are whole before a step or behind it."""
     status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={kind}", **FOUR)
-    assert status == 0 and "weights cut over 2 cpu devices" in said, said[-2000:]
+    assert status == 0 and "weights split over 2 cpu devices" in said, said[-2000:]
     one = dataclasses.replace(CUT[kind](tiny_config(base)), mesh=MeshConfig())
     loop.train(one, tmp_path / "whole", live=quiet())
     folders = tmp_path / "run", tmp_path / "whole"
@@ -224,12 +224,12 @@ def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
     loop.train(config(base, seeds=2, steps=1), tmp_path / "runs", live=quiet())
     with pytest.raises(FolderError, match=r"config.seeds: 2 -> 1"):
         loop.train(config(base, steps=1), tmp_path / "runs" / "seed-0", live=quiet())
-    with pytest.raises(FolderError, match=r"is one of several seeds: start them in '.*runs'"):
+    with pytest.raises(FolderError, match=r"is the run of one of several seeds: start them in '.*runs'"):
         loop.train(config(base, seeds=2, steps=1), tmp_path / "runs" / "seed-0", live=quiet())
     with pytest.raises(FolderError, match="holds the runs seed-0, seed-1"):
         loop.train(config(base, steps=1), tmp_path / "runs", live=quiet())
     with pytest.raises(
-        FolderError, match="seed-1 under way and no seed-2: seeds side by side begin together"
+        FolderError, match="results of seed-1 and no seed-2: seeds side by side begin together"
     ):
         loop.train(config(base, seed=1, seeds=2, steps=1), tmp_path / "runs", live=quiet())
 

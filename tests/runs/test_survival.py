@@ -171,7 +171,7 @@ def test_a_run_stopped_by_broken_gradients_is_saved_without_them_and_goes_on(
             raise NonFiniteGradients("policy 'p0': 10 gradients were not finite", outcome)
         return outcome
 
-    with monkeypatch.context() as patch, pytest.raises(Diverged, match="step 6 is saved without them"):
+    with monkeypatch.context() as patch, pytest.raises(Diverged, match="step 6 is saved without these"):
         patch.setattr(Learner, "step", step)
         run(base, tmp_path / "run")
     assert steps(tmp_path / "run" / "checkpoints")[-1] == 6
@@ -188,7 +188,8 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_steps(base, whole, tmp_p
         lines.write('{"step": 8, "checkpoint": "8"}\n' * 2)
     said = io.StringIO()
     loop.train(tiny_config(base), tmp_path / "run", live=Live(8, ("generator", "aggregator"), said))
-    assert "forgets 2 evaluations by experiments.evaluate of checkpoints after step 6 (8)" in said.getvalue()
+    told = "2 evaluations by experiments.evaluate of checkpoints after step 6 are removed from eval.jsonl (8)"
+    assert told in said.getvalue()
     same(tmp_path / "run", whole)
     assert (tmp_path / "run" / "checkpoints" / "8.damaged").is_dir()
 
@@ -217,9 +218,9 @@ def break_settled(path):
         ("eval.jsonl", lambda path: path.write_text("[1]\n"), "line that is no JSON object with a step"),
         *((name, in_the_way, "cannot be used") for name in ("metrics.jsonl", "eval.jsonl")),
         *((name, in_the_way, "cannot be used") for name in ("checkpoints", "tensorboard")),
-        ("checkpoints", shutil.rmtree, "8 steps are recorded, and no checkpoint is in"),
-        ("config.json", Path.unlink, "holds what a run left, but no config.json"),
-        ("config.json", lambda path: path.write_text("[]"), "its config.json is no run's"),
+        ("checkpoints", shutil.rmtree, "8 steps are recorded, but there is no checkpoint in"),
+        ("config.json", Path.unlink, "has results of a run, but no config.json"),
+        ("config.json", lambda path: path.write_text("[]"), "its config.json is not a run's"),
         ("config.json", break_settled, "broken settled.engine"),
     ],
 )
@@ -248,7 +249,7 @@ def test_killed_before_its_first_checkpoint_is_whole_a_run_begins_again(base, wh
     lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_bytes(b"".join(lines[:steps_made]))
     if steps_made > 4:
-        with pytest.raises(CheckpointError, match="5 steps are recorded, and no checkpoint is in"):
+        with pytest.raises(CheckpointError, match="5 steps are recorded, but there is no checkpoint in"):
             run(base, copy)
     else:
         assert run(base, copy) == 8
@@ -268,7 +269,7 @@ def test_a_run_goes_on_without_the_lines_it_lost_if_told_to(base, whole, tmp_pat
     copy = shutil.copytree(whole, tmp_path / "run")
     lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]))  # before both checkpoints that are kept whole
-    with pytest.raises(CheckpointError, match="go on without these lines by --accept_changes"):
+    with pytest.raises(CheckpointError, match="go on without the missing lines by --accept_changes"):
         run(base, copy)
     assert loop.train(tiny_config(base), copy, accept_changes=True, live=quiet()) == 8
     (copy / "metrics.jsonl").unlink()
