@@ -40,7 +40,9 @@ class Limits:
     max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
     max_leaves: Count = 64  # paths of one episode, if all branches forked like the one played
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
-    overlong: Literal["refuse", "truncate"] = "refuse"  # what to do with a prompt that leaves its completion no room
+    overlong: Literal["refuse", "truncate"] = (
+        "refuse"  # what to do with a prompt that leaves its completion no room
+    )
 
     def __post_init__(self) -> None:
         fields.check(self)
