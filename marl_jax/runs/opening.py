@@ -17,23 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from marl_jax import hosts
 from marl_jax.alarms.watch import judge
-from marl_jax.compiled import NoArrayForm
 from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
 from marl_jax.packaged import resolve_path
 from marl_jax.planning import devices, plan
-from marl_jax.planning.memory import OF_SEEDS, Shapes
+from marl_jax.planning.memory import OF_SEEDS
 from marl_jax.planning.plan import PlanError
 from marl_jax.planning.step_times import Pace
 from marl_jax.planning.walks import unset_settings
 from marl_jax.pretraining.taught import untaught_warning
-from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
 from marl_jax.run_folder.checkpoints import METRICS, CheckpointError, Checkpoints, steps
 from marl_jax.run_folder.folder import (
@@ -46,14 +43,12 @@ from marl_jax.run_folder.folder import (
     open_folder,
     read,
     restored_on_error,
-    settle,
     settled_for,
     versions,
 )
 from marl_jax.run_folder.json_lines import JsonLines, NoLines, last_complete_step, read_lines
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
-from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.loading.parts import (
     Parts,
@@ -68,18 +63,16 @@ from marl_jax.runs.loading.play import (
     Loaded,
     check_problems,
     load_all,
-    make_service,
     planned_engine,
-    player_of,
     settled_form,
     settled_shapes,
 )
+from marl_jax.runs.loading.roads import chosen_road, compiled_road
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
-from marl_jax.runs.step_metrics import Clock
 from marl_jax.runs.stopping import Stop
-from marl_jax.tasks import Position, Task, TaskIterator
+from marl_jax.tasks import Position, TaskIterator
 from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
@@ -159,7 +152,7 @@ def open_runs(
             Run(seed_config, parts, folder, problems, list(watched), _about(seed_config, loaded), run_phases, store,
                 metrics, evaluations, watch, boards, view, stop, pace)
         )  # fmt: skip
-    return _road(compiled, settled, runs, states, stack), runs, states
+    return chosen_road(compiled, settled, runs, states, stack), runs, states
 
 
 def check_before_run(config: RunConfig, planned: plan.Plan) -> Compiled | None:
@@ -353,7 +346,7 @@ def _load(
     loaded = hosts.after_first(lambda: load_all(config, _splits(config)))
     parts, splits = loaded.parts, loaded.splits
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
-    compiled, road = _compiled_road(config, parts, splits["train"], earlier)
+    compiled, road = compiled_road(config, parts, splits["train"], earlier)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
     # Planned once, for all seeds.
@@ -389,106 +382,6 @@ def _load(
 
 
 # ---------------------------------------------------------------- the choice of the road
-
-
-def _compiled_road(
-    config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
-) -> tuple[Compiled | None, str]:
-    """The compiled road, unless the run or its cell needs the hosted one; and the first page's text about the road."""
-    if hosts.count() > 1:
-        return None, f"hosted, shared by {hosts.count()} processes"
-    if config.road == "hosted":
-        return None, "hosted"
-    try:
-        road = Compiled(config, parts, train, settled.get("devices"))
-    except NoArrayForm as error:
-        if config.road == "compiled":
-            raise
-        return None, f"hosted, as {error.reason}"
-    if config.road == "auto" and "road" not in settled:
-        return road, "hosted or compiled, whichever is faster: a step on each is timed now"
-    name = settled["road"] if config.road == "auto" else config.road
-    return road, f"{name}, {road.layout}" if name == "compiled" else name
-
-
-def _road(
-    compiled: Compiled | None,
-    settled: Mapping[str, Any],
-    runs: Sequence[Run],
-    states: list[State],
-    stack: contextlib.ExitStack,
-) -> Road:
-    """The road of the run. If the faster road is to be choice, both are timed once, on their first step."""
-    hosted = functools.partial(_hosted, runs, stack)
-    if compiled is None:
-        return hosted(states[0])
-    compiled.make_engines = hosted
-    choice: str = runs[0].config.road
-    if choice == "auto" and "road" in settled:
-        choice = settled["road"]
-    elif choice == "auto":
-        compiled.engines = hosted(states[0])
-        try:
-            seconds = {"compiled": _seconds_of_step(compiled, runs, states)}
-        except PlanError as error:
-            choice, why = "hosted", str(error)
-        else:
-            seconds["hosted"] = _seconds_of_step(compiled.engines, runs, states)
-            choice = min(seconds, key=lambda name: seconds[name])
-            why = "a step took " + ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
-        runs[0].live.note(f"road {choice}: {why}")
-    _settle(runs, road=choice, **({"devices": len(compiled.devices)} if choice == "compiled" else {}))
-    return compiled if choice == "compiled" else compiled.engines or hosted(states[0])
-
-
-def _seconds_of_step(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
-    """Seconds of the first step, made twice as the first time compiles; its results are dropped."""
-    at, seconds = runs[0].phases.at(states[0].step), 0.0
-    copied = lambda leaf: jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
-    for _ in range(2):
-        copies = [
-            dataclasses.replace(
-                state, trees=jax.tree.map(copied, state.trees), learner=jax.tree.map(copied, state.learner)
-            )
-            for state in states
-        ]
-        began = time.perf_counter()
-        road.step(runs, copies, at, Clock())
-        seconds = time.perf_counter() - began
-        for run, state in zip(runs, states):
-            run.problems.position = state.position
-    return seconds
-
-
-def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> Hosted:
-    """The engines, with the policies of this state; their shapes are the same at all starts of the run."""
-    run = runs[0]
-    policies, services = run.parts.frozen_trees() | state.trees, list[Engines]()
-    make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
-
-    def make_first() -> Shapes:
-        settled = read(run.folder)["settled"]
-        shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
-        measured = settled.get("measured", False)
-        services.append(make(shapes, state.updates, measured=measured))
-        if not measured:  # for later starts
-            _settle(runs, **settled_form(services[0].settings), measured=True)
-        return services[0].settings
-
-    shapes = hosts.from_first(make_first)
-    if not services:
-        services.append(make(shapes, state.updates, measured=True))
-    service = services[0]
-    stack.callback(service.close)
-    run.stop.check_together()
-    return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
-
-
-def _settle(runs: Sequence[Run], **measured: Any) -> None:
-    for run in runs:
-        settled = read(run.folder)["settled"]
-        if settled | measured != settled:
-            settle(run.folder, settled | measured)
 
 
 def _records(

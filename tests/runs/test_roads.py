@@ -23,6 +23,7 @@ from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop, opening
 from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.loading import roads
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.terminal.live import Live
 
@@ -245,18 +246,18 @@ def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
 
 @pytest.mark.parametrize("road", ["compiled", "hosted"])
 def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatch):
-    tried = opening._seconds_of_step
+    tried = roads.seconds_of_step
 
     def seconds(of, *given):
         tried(of, *given)
         return 1.0 if isinstance(of, in_arrays.Compiled) == (road == "compiled") else 2.0
 
-    monkeypatch.setattr(opening, "_seconds_of_step", seconds)
+    monkeypatch.setattr(roads, "seconds_of_step", seconds)
     view, whole = Asked(2), config(base, road="auto")
     loop.train(whole, tmp_path / "run", live=view)
     assert "timed now" in view.said and "a step took compiled" in view.said
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"] == road
-    monkeypatch.setattr(opening, "_seconds_of_step", None)  # settled: nothing is tried
+    monkeypatch.setattr(roads, "seconds_of_step", None)  # settled: nothing is tried
     view = Asked(None)
     loop.train(whole, tmp_path / "run", live=view)
     assert f"road          {road}" in view.said and "a step took" not in view.said
