@@ -45,7 +45,7 @@ def compiled_road(
             raise
         return None, f"hosted, as {error.reason}"
     if config.road == "auto" and "road" not in settled:
-        return road, "hosted or compiled, whichever is faster: a step on each is timed now"
+        return road, "the faster one of hosted and compiled: both are timed now"
     name = settled["road"] if config.road == "auto" else config.road
     return road, f"{name}, {road.layout}" if name == "compiled" else name
 
