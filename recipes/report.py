@@ -135,7 +135,7 @@ def tables(titles: Sequence[str], results: Path = RESULTS) -> str:
         arms += arm_rows(name, record)
     shown = (
         ("Claims", "recipe|claim tested|values|difference, 95% interval|p, corrected|verdict", claims),
-        ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|measured besides", arms),
+        ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|other measures", arms),
         ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", ran_rows),
         ("Not run", "recipe|system|what its paper says|state|command|hours", missing_rows),
     )

@@ -41,11 +41,9 @@ from recipes.report import claim_rows
 SAMPLES = 2  # episodes of each test problem
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("seeds", 3, "runs of every arm, with seeds from 0 on", lower_bound=1)
+flags.DEFINE_integer("seeds", 3, "number of runs of each arm; their seeds count from 0", lower_bound=1)
 flags.DEFINE_string("root", "runs/recipes", "the directory that holds the runs")
-flags.DEFINE_list(
-    "arms", [], "arms to train, with commas between, and quotes round a name with a comma; none: all"
-)
+flags.DEFINE_list("arms", [], "arms to train, separated by commas, a name with a comma in quotes; none: all")
 
 
 def trained(config: RunConfig, folder: Path) -> None:
@@ -54,7 +52,7 @@ def trained(config: RunConfig, folder: Path) -> None:
     if last >= config.steps and (before := run_folder.earlier(folder)):
         if changes := run_folder.differences(before["config"], config.to_json()):
             raise RunError(
-                f"'{folder}' was trained with something else ({'; '.join(changes)}): choose another --root"
+                f"'{folder}' was trained with another configuration ({'; '.join(changes)}): choose another --root"
             )
     else:
         last = train(config, folder, live=Live(config.steps, config.roles, io.StringIO()))
@@ -98,8 +96,8 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
         step = max((s for s in saved if s and spent[arm][s - 1] <= budget), default=min(saved))
         if step and spent[arm][step - 1] > budget:
             print(
-                f"{arm}: its first checkpoint, of step {step}, is compared at {spent[arm][step - 1]} tokens, more than "
-                f"the {budget} of this seed: set checkpoints.every and keep_every lower"
+                f"{arm}: its first checkpoint, step {step}, was saved after {spent[arm][step - 1]} tokens, more than "
+                f"the {budget} of this seed's comparison: set checkpoints.every and keep_every lower"
             )
         setup = changed(config, recipe.examined)
         table, base = (played(setup, root / arm, at) for at in (step, 0))

@@ -240,8 +240,8 @@ MONITORS = (
         "{who} makes the same choice in {commonest:.0%} of {calls:,.0f} calls, at a balanced accuracy of "
         "{balanced_accuracy:.2f}",
         "It no longer looks at what it is shown; its accuracy is only how often that choice happens to be right.",
-        "its texts in episodes/, and what it is paid for: under the workflow's outcome alone, a verdict that ends the "
-        "episode pays whenever the draft is right; rewards.name=own_correctness or team_and_local pays the verdict",
+        "its texts in episodes/, and its reward: if only the outcome counts, a verdict that ends the episode pays "
+        "whenever the draft is right; rewards.name=own_correctness or team_and_local rewards the verdict itself",
         _one_choice,
     ),
     Monitor(
@@ -249,7 +249,7 @@ MONITORS = (
         "calls per episode fell to {low:.0%} of the first step or less, or rose to {high:.0%} or more",
         {"low": 0.65, "high": 1.5},
         "calls per episode went from {before:.2f} to {now:.2f}",
-        "The workflow has another form than the one that was begun with: turns are skipped, or loops never end.",
+        "The workflow no longer has the form that it began with: turns are skipped, or loops never end.",
         "who decides whether there is another call (a judge, a planner), and its choices",
         _calls,
     ),
@@ -259,16 +259,16 @@ MONITORS = (
         "to {high:.0%} or more",
         {"low": 0.1, "floor": 0.002, "high": 2.0},
         "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
-        "Near zero all samples of a problem are the same and teach nothing; where it rises, the role talks at random.",
+        "Near zero, all samples of a problem are the same and teach nothing; if it rises, the role writes at random.",
         "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",
         _fell_or_rose("role/{}/entropy"),
     ),
     Monitor(
         "readability",
-        "the share of a role's completions that cannot be read rose by {rise:.0%} of all or more",
+        "the share of a role's completions that cannot be read rose by {rise:.0%} of all completions or more",
         {"rise": 0.2},
         "unreadable completions of {who} went from {before:.0%} to {now:.0%}",
-        "The role has lost the form of its answers; what cannot be read counts as wrong, or as a default choice.",
+        "The role has lost the form of its answers; unreadable ones count as wrong, or as a default choice.",
         "its texts in episodes/; the learning rate; rewards.format_penalty",
         _rose("role/{}/unreadable_share"),
     ),
@@ -278,13 +278,13 @@ MONITORS = (
         "or more",
         {"low": 0.5, "high": 2.0},
         "completions of {who} went from {before:.1f} to {now:.1f} tokens",
-        "The role writes in another form than it began with: it pads, rambles, or leaves its work out.",
-        "its texts in episodes/; what its reward says of length; the loss's aggregation",
+        "The role no longer writes in the form that it began with: it pads, rambles, or leaves its work out.",
+        "its texts in episodes/; whether its reward depends on length; the loss's aggregation",
         _fell_or_rose("role/{}/length"),
     ),
     Monitor(
         "truncation",
-        "the share of a role's completions that are cut off rose by {rise:.0%} of all or more",
+        "the share of a role's completions that are cut off rose by {rise:.0%} of all completions or more",
         {"rise": 0.2},
         "completions of {who} that are cut off went from {before:.0%} to {now:.0%}",
         "The role no longer comes to an end within sampling.max_new_tokens, so its answers are lost.",
@@ -293,17 +293,17 @@ MONITORS = (
     ),
     Monitor(
         "copying",
-        "the share of a role's tokens that stand in its prompt in runs of 8 or more rose by {rise:.0%} of all or more, "
-        "to {share:.0%} or more, where its completions have {tokens:.0f} tokens or more",
+        "the share of a role's tokens that repeat 8 or more successive tokens of its prompt rose by {rise:.0%} of all "
+        "tokens or more, to {share:.0%} or more, and its completions have {tokens:.0f} tokens or more",
         {"rise": 0.25, "share": 0.5, "tokens": 12},
         "tokens that {who} copies from its prompt went from {before:.0%} to {now:.0%}",
         "The role repeats its input instead of working on it.",
-        "its texts in episodes/, and whether its reward can be had by repeating what it read",
+        "its texts in episodes/, and whether repeating what it read earns its reward",
         _copying,
     ),
     Monitor(
         "capture",
-        "one role has {share:.0%} or more of the gradient norms of the roles on a policy",
+        "one role has {share:.0%} or more of the sum of the gradient norms of a policy's roles",
         {"share": 0.9},
         "{role} has {share:.0%} of the gradient mass of policy {who}",
         "The shared policy learns that role alone; the others drift with it.",
@@ -313,11 +313,11 @@ MONITORS = (
     ),
     Monitor(
         "nothing to learn",
-        "{share:.0%} or more of a role's groups have one reward or one member, and of its calls no advantage, while "
-        "the mean outcome is below {solved:.0%}",
+        "{share:.0%} or more of a role's groups have equal rewards or one member, and as many of its calls have "
+        "advantage 0, while the mean outcome is below {solved:.0%}",
         {"share": 0.95, "solved": 0.95},
         "{share:.0%} of {groups:,.0f} groups of {who} teach nothing",
-        "Calls that are compared with each other earn the same, so the role hardly learns, and mostly noise.",
+        "Calls that are compared with each other earn the same reward, so the role learns little but noise.",
         "entropy and temperature, the difficulty of the problems, whether the reward can tell answers apart, "
         "rollout.draws above 1",
         _nothing_to_learn,
@@ -345,7 +345,7 @@ MONITORS = (
         "sampler apart",
         "the chi-squared divergence of the trainer from the sampler is {chi2} or more for a role",
         {"chi2": 0.05},
-        "trainer and sampler of {who} are apart: chi2 {chi2:.3g}",
+        "trainer and sampler of {who} disagree: chi2 {chi2:.3g}",
         "Completions come from another distribution than the one that is trained, so the gradient is biased.",
         "engine.sampler, precision (policies.dtype), an engine of another library, and the warnings of the step",
         _sampler_apart,

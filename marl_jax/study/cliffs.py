@@ -26,9 +26,9 @@ REPEATED = 0.2  # a role lost its form if the share of tokens that it repeats ri
 
 CLIFF = (
     f"Terminal is the mean of the last {TERMINAL} evaluations. The peak is chosen on one half of the problems and "
-    "measured on the other, both ways round, so that the highest of several noisy values does not flatter. We call it "
-    "a cliff where the 95% interval of peak minus terminal excludes zero and the drop is at least a tenth of what the "
-    "peak gained over the base."
+    "measured on the other, both ways round, so that choosing the highest of several noisy values does not raise it. A "
+    "cliff is a drop from peak to terminal whose 95% interval excludes zero, and that is at least a tenth of the "
+    "peak's gain over the base."
 )
 
 PerProblem = np.ndarray  # Float[P]: share of right answers to each problem
@@ -96,9 +96,9 @@ def why_none(run: Run) -> str:
     """Why a run has no peak and no terminal accuracy, in one sentence."""
     later = _later(run)
     if not later:
-        return "Peak and terminal accuracy need evaluations after the start, problem by problem; none is recorded."
+        return "Peak and terminal accuracy need evaluations after the start, with results by problem; none is recorded."
     return (
-        f"Peak and terminal accuracy need {TERMINAL} evaluations after the start on the same problems, two or more; "
+        f"Peak and terminal accuracy need {TERMINAL} evaluations after the start on the same two or more problems; "
         f"there {'is' if len(later) == 1 else 'are'} {len(later)}{' of one problem' if len(later) >= TERMINAL else ''}."
     )
 

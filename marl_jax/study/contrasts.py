@@ -59,17 +59,17 @@ class Pair(NamedTuple):
     def refused(self) -> str:
         """Why they cannot be compared; empty if both have a measure on the same problems."""
         if not self.differ:
-            return "they differ in nothing but their names"
+            return "they differ only in their names"
         if "evaluation.metric" in self.differ:
-            return "what is called accuracy is not the same function"
+            return "their evaluation.metric differs"
         both = [(measures(a), measures(b)) for a, b in by_seed(self.one, self.other)]
         if not both:
             return "they have no seed in common"
         shared = [(a[name], b[name]) for a, b in both for name in a if name in b]
         if not shared:
-            return "one was not evaluated as the other was"
+            return "they have no kind of evaluation in common"
         comparable = any(difference(*answers) is not None for answers in shared)
-        return "" if comparable else "they met other problems"
+        return "" if comparable else "their problems differ"
 
 
 def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
@@ -78,7 +78,7 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
     keys = [(-cell.single, len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
     for one, key in zip(cells, keys):
         if not one.finished:
-            refused.setdefault("it has not made all its steps", []).append(one.label)
+            refused.setdefault("not all steps are made", []).append(one.label)
         for other, other_key in zip(cells, keys):
             if other_key < key and one.finished and other.finished:
                 pair = Pair(one, other, differing(one, other))

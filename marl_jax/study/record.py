@@ -151,7 +151,7 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
         return sound(Run(path, about, *lines))
     except ValueError as error:
         raise folder.FolderError(
-            f"'{path}' is damaged ({error}): restore what is odd, or remove it"
+            f"'{path}' is damaged ({error}): restore that value, or remove the folder"
         ) from None
 
 

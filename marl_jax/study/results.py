@@ -85,7 +85,7 @@ def collect(
             unread.append(str(error))
             continue
         except ODD as error:  # the other runs still get their results
-            unread.append(f"'{folder}' has no result, since a value of it is odd: {error!r}")
+            unread.append(f"'{folder}' has no result, because a value in it is not usable: {error!r}")
             continue
         place = target / folder.relative_to(top.parent if folder == top else top)
         path = place.with_name(place.name + SUFFIX)
@@ -118,12 +118,12 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         result = json.loads(file.read_text())
         columns = result["metrics"]
         if len({len(column) for column in columns.values()}) > 1:
-            raise ValueError("its metrics are columns of several lengths")
+            raise ValueError("its columns of metrics have different lengths")
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if result["schema"] != SCHEMA:
             raise ValueError(f"its schema is {result['schema']}, this version reads {SCHEMA}")
         if type(result["about"]["config"]["seed"]) is not int:
-            raise ValueError("it names no seed")
+            raise ValueError("config.seed is not an integer")
         return sound(
             Run(
                 file.with_name(file.name.removesuffix(SUFFIX)),

@@ -16,7 +16,7 @@ from marl_jax.study.wording import gain, interval, percent, points
 def status(run: Run) -> str:
     """How far a run is."""
     if not run.metrics:
-        return f"not one of {run.steps} steps is recorded yet"
+        return f"none of {run.steps} steps is recorded yet"
     return f"all {run.steps} steps" if run.finished else f"step {run.step} of {run.steps}: not finished"
 
 
@@ -51,9 +51,7 @@ def in_words(run: Run) -> list[str]:
             verdict = f"excludes zero: it became {'better' if by.low > 0 else 'worse'}"
             if by.low > 0 and (doubts := run.watch.holding):
                 named = ", ".join(f"{alarm.title} since step {alarm.step}" for alarm in doubts)
-                verdict = (
-                    f"excludes zero: accuracy is higher, and alarms hold that put the gain in doubt: {named}"
-                )
+                verdict = f"excludes zero: accuracy is higher, but alarms put the gain in doubt: {named}"
         sentences.append(
             f"The 95% interval of the paired difference between the final workflow and its base {verdict}."
         )
@@ -72,7 +70,7 @@ def in_words(run: Run) -> list[str]:
     else:
         sentences.append(why_none(run))
     if metric := metric_of(run):
-        sentences.append(f"What is called accuracy here is the mean of '{metric}' over the episodes.")
+        sentences.append(f"Accuracy here is the mean of '{metric}' over the episodes.")
     return sentences
 
 
@@ -120,8 +118,8 @@ def _by_title(run: Run) -> list[tuple[str, list[Alarm]]]:
 def no_alarm(run: Run) -> str:
     """The text that is shown instead of alarms."""
     if not run.judged:
-        return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
-    return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
+        return f"Not judged: alarms need consecutive steps, and only {len(run.metrics)} of {run.step} are kept here."
+    return f"None of {len(MONITORS)} monitors raised an alarm." if run.metrics else "No step is recorded yet."
 
 
 def metric_of(run: Run) -> str:

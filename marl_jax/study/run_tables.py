@@ -41,7 +41,7 @@ def evaluations(run: Run) -> Table:
         for name, record in named
         if record
     ]
-    how = "The difference to the base is paired: the same problems, one by one. Any correct: some call had the answer."
+    how = "Differences to the base are paired by problem. Any correct: episodes in which a call had the right answer."
     return Table("Evaluations", rows, ("", "", *columns), how, words=4)
 
 
@@ -87,14 +87,14 @@ OWN_WORK = {
     "recall": "right answers that were accepted",
     "recall_wrong": "wrong answers that were rejected",
     "balanced_accuracy": "balanced accuracy",
-    "pick_when_possible": "right pick where there was one",
+    "pick_when_possible": "right picks where one was possible",
     "mean": "outcome of what it planned",
     "unreadable": "unreadable",
 }
 OWN_COUNTS = {
     "calls": "calls",
-    "possible": "picks with a right one among them",
-    "asked": "calls with right and wrong ones to choose from",
+    "possible": "picks with a right candidate",
+    "asked": "picks with right and wrong candidates",
     "said_correct": "accepted answers",
     "was_correct": "right answers",
 }
@@ -141,8 +141,8 @@ def own_work(run: Run) -> Table:
         for key, title in OWN_COUNTS.items()
     }
     how = (
-        "Of each role's calls on validation problems, whatever became of the episode. Balanced accuracy is 50% for a "
-        "judge or picker that does not look: always one verdict, or a blind pick where there was a choice."
+        "Over each role's calls on validation problems, whatever the outcome of the episode. Balanced accuracy is 50% "
+        "for a judge that always gives the same verdict, and for a picker that picks blindly."
     )
     return _first_and_last("Roles' own work, first and last evaluation", how, roles, ends, rows)
 
@@ -154,7 +154,7 @@ def _roles(run: Run) -> Table:
     }
     rows["groups that teach nothing"] = _shown([_uninformative(run, role) for role in run.roles], "_share")
     how = (
-        "Single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
+        "Numbers of single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
         "sampler and the trainer agree; clipped is the share of tokens whose ratio left the clip range; a group "
         "teaches nothing where all its rewards are equal."
     )
@@ -168,7 +168,7 @@ def _policies(run: Run) -> Table:
         for key, title in POLICY_STATISTICS.items()
     }
     how = (
-        "The update norm is what the optimiser moved. The old log-probs are those that the ratio is taken against: "
+        "The update norm is the length of the optimiser's step. The old log-probs are the denominator of the ratio: "
         "the policy's own before its first update of the step, unless learner.old_logprobs=sampler."
     )
     return _first_and_last("Policies, first and last step", how, names, _end_lines(run), rows)

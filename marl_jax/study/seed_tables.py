@@ -13,9 +13,9 @@ from marl_jax.study.seeds import Cell, by_cell, difference, measures
 from marl_jax.study.wording import NONE, Table, points, share
 
 HOW = (
-    "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
-    "at random; of one seed over its problems alone. Intervals of two or three seeds are wide, and still somewhat too "
-    "narrow where seeds differ much."
+    "Means over runs that differ only in their seed, with 95% intervals over seeds and problems, both as random "
+    "samples; with one seed, over its problems only. Intervals of two or three seeds are wide, and still somewhat too "
+    "narrow if seeds differ much."
 )
 
 
@@ -41,8 +41,8 @@ def on_val(cells: Sequence[Cell]) -> Table:
     rows = _rows(cells, ("base", "peak", "terminal"), cliffs=True)
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
     how = (
-        f"On validation problems. {HOW} Peak and terminal need {TERMINAL} evaluations after the start. Cliffs: of so "
-        "many runs, whether the runs fell together, and what the texts of those that fell lost beside their accuracy."
+        f"On validation problems. {HOW} Peak and terminal need {TERMINAL} evaluations after the start. Cliffs: how "
+        "many runs fell, whether all runs together did, and what the texts of those that fell lost besides accuracy."
     )
     return Table("Cells", rows, head, how)
 
@@ -105,10 +105,10 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
     head = ("", "against", "differ in", "seeds", *numbers)
     how = (
         "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, none "
-        "of them alone explains it. Each interval of 95% stands for itself; of one seed it is over problems alone. "
-        "Peaks are chosen on one half of the problems and measured on the other, both ways round. Tokens are what both "
-        "sides sampled on average where the terminal accuracy was measured; where they are more than 10% apart, it "
-        "says how many times as many the first took."
+        "of them alone explains it. No 95% interval is corrected for the others; with one seed it is over problems "
+        "only. Peaks are chosen on one half of the problems and measured on the other, both ways round. Tokens are the "
+        "means of both sides in the evaluations that give the terminal accuracy; if they are more than 10% apart, "
+        "their ratio is below them."
     )
     return Table("Cells against each other", rows, head, how, words=3)
 

@@ -151,7 +151,7 @@ def uncounted(runs: Mapping[str, Run]) -> list[str]:
     for name, run in runs.items():
         other = first.setdefault((_cell_key(run), run.config.get("seed")), name)
         if runs[other].evaluations != run.evaluations:
-            lines.append(f"'{name}' is in no table of cells: '{other}' is the same cell and seed")
+            lines.append(f"'{name}' is left out of tables of cells: '{other}' has the same cell and seed")
     return lines
 
 

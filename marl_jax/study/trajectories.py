@@ -36,7 +36,7 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
     files = sorted(path for path in (folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
     if not files:
         raise FolderError(
-            f"'{folder}' has no recorded episodes: train with --config.logging.episodes_every=1, say"
+            f"'{folder}' has no recorded episodes: train with --config.logging.episodes_every=1, for example"
         )
     place = output_folder(out)
     if any(place.glob("*")):

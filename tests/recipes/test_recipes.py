@@ -142,7 +142,7 @@ def test_an_arm_without_a_checkpoint_within_the_budget_is_named(tmp_path, monkey
     monkeypatch.setattr(run, "COMMON", {})
     assert compared(recipe, configs, tmp_path)["long"]["sampled"] == 9
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith("long: its first checkpoint, of step 1, is compared at 9 tokens, more than the 4")
+    assert told.startswith("long: its first checkpoint, step 1, was saved after 9 tokens, more than the 4")
 
 
 def test_a_measure_of_other_than_one_number_or_one_a_problem_is_refused():

@@ -382,7 +382,7 @@ def test_a_metric_of_ones_own_is_the_accuracy_decides_best_and_is_named(base, tm
     digests = json.loads((tmp_path / "run" / "config.json").read_text())["digests"]
     assert "code of metric" in digests
     page = html.unescape(write_report(tmp_path / "run").read_text())
-    named = f"What is called accuracy here is the mean of '{__name__}:calls_of_all' over the episodes."
+    named = f"Accuracy here is the mean of '{__name__}:calls_of_all' over the episodes."
     assert page.index(named) < page.index("<figure")  # among the first words
 
 

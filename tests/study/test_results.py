@@ -118,7 +118,7 @@ ODD_RESULTS = [
     ("metrics.step.0", None, "a line of metrics: step is null"),
     ("metrics.step", GONE, "a line of metrics: step is null"),
     ("metrics.reward.0", "x", 'reward of step 1 is "x"'),
-    ("metrics.reward", [0.5], "columns of several lengths"),
+    ("metrics.reward", [0.5], "columns of metrics have different lengths"),
 ]
 ODD_RUNS = [
     ("config.policies", None, "config.policies is null"),

@@ -59,7 +59,7 @@ def test_a_second_run_of_a_cell_and_seed_is_told_of_and_a_copy_is_not(tmp_path):
         "copy": run(tmp_path / "c", 0, RISE),
         "b/1": run(tmp_path / "d", 1, FALL),
     }
-    assert seeds.uncounted(runs) == ["'b/0' is in no table of cells: 'a/0' is the same cell and seed"]
+    assert seeds.uncounted(runs) == ["'b/0' is left out of tables of cells: 'a/0' has the same cell and seed"]
 
 
 def test_a_folder_that_is_called_more_than_its_cell_names_it_and_others_say_their_settings(tmp_path):
@@ -249,7 +249,7 @@ def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_cal
     assert row[:4] == (*labels, "rewards.name", "1")
     assert row[7].startswith("-50.0")
     pairs, lines = contrasts.pairs_of(seeds.by_cell([one, other]))
-    assert not pairs and lines == ["yours with mine: they differ in nothing but their names"]
+    assert not pairs and lines == ["yours with mine: they differ only in their names"]
 
 
 def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_last(tmp_path):
@@ -293,7 +293,7 @@ def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path
     runs = [run(tmp_path / str(k), 0, RISE, f"cell {k}", val=str(k), learner={"rate": k}) for k in range(5)]
     *_, table = seed_tables.tables_of(runs)
     assert table.rows == [
-        ("cell 1 with cell 0; cell 2 with cell 0; cell 2 with cell 1; 7 more: they met other problems",)
+        ("cell 1 with cell 0; cell 2 with cell 0; cell 2 with cell 1; 7 more: their problems differ",)
     ]
     far = [
         run(tmp_path / f"far {k}", 0, RISE, f"cell {k}", learner={"rate": k}, data={"n": k}) for k in range(6)
@@ -302,7 +302,7 @@ def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path
     assert table.rows[0][0].endswith("; 12 more: they differ in several things")
     judged = run(tmp_path / "judged", 0, RISE, evaluation={"metric": "my:own"})
     assert contrasts.pairs_of(seeds.by_cell([runs[0], judged]))[1] == [
-        "voting-isolated-s-math with cell 0: what is called accuracy is not the same function"
+        "voting-isolated-s-math with cell 0: their evaluation.metric differs"
     ]
     assert contrasts.pairs_of(seeds.by_cell([runs[0], run(tmp_path / "late", 1, RISE, learner={})]))[1] == [
         "voting-isolated-s-math with cell 0: they have no seed in common"

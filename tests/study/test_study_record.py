@@ -126,10 +126,10 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
     )  # fmt: skip
     assert table.rows == [
         ("own answer or verdict right", "30.0%", "45.0%", "–", "–"),
-        ("right pick where there was one", "–", "–", "–", "80.0%"),
+        ("right picks where one was possible", "–", "–", "–", "80.0%"),
         ("unreadable", "25.0%", "25.0%", "–", "–"),
         ("calls", "9", "9", "–", "–"),
-        ("picks with a right one among them", "–", "–", "4", "4"),
+        ("picks with a right candidate", "–", "–", "4", "4"),
     ]
     assert (
         run_tables.own_work(
@@ -271,9 +271,9 @@ def test_runs_behind_links_are_found_once_and_by_their_own_names_first(tmp_path)
 def test_of_a_run_that_lost_rows_no_alarm_is_known(tmp_path):
     rows = [metrics(step) for step in range(1, 11) if step != 4]
     lost = read_run(write_run(tmp_path / "lost", lines=rows))
-    assert run_sentences.no_alarm(lost).startswith("Not judged: of 10 steps 9 are kept here")
+    assert run_sentences.no_alarm(lost).startswith("Not judged: alarms need consecutive")
     whole = read_run(write_run(tmp_path / "whole", lines=[metrics(step) for step in range(1, 11)]))
-    assert "monitors found anything" in run_sentences.no_alarm(whole)
+    assert "monitors raised an alarm" in run_sentences.no_alarm(whole)
 
 
 def test_a_run_that_lost_its_configuration_is_told_of(tmp_path):

@@ -98,7 +98,7 @@ def launch(
 
     def send(indices: Sequence[int]) -> None:
         before = [[_reached(job, samples) for job in groups[i]] for i in indices]
-        with _one_line_errors(f"{launcher} took no job"):
+        with _one_line_errors(f"{launcher} did not accept a job"):
             handles = submit([Work(groups[i], samples) for i in indices])
         pending.update(zip(indices, zip(handles, before)))
 
@@ -115,7 +115,7 @@ def launch(
                         raise
                     if shown.get(launcher) != str(error):
                         shown[launcher] = str(error)
-                        say(f"{error}; asked again for {AGAIN_S / 60:.0f} minutes")
+                        say(f"{error}; trying again for {AGAIN_S / 60:.0f} minutes")
                 else:
                     del again[i]
                     shown.pop(launcher, None)
@@ -172,8 +172,8 @@ def _side_by_side(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
 def _lacking(state: matrix.State, reached: Reached) -> str:
     """What a job that ended has left undone; empty if nothing."""
     if state.kind is not Kind.DONE:
-        return f"it ended with nothing done ({state})"
-    return f"evaluations of test are missing ({-reached[-1]})" if reached[-1] else ""
+        return f"it ended without progress ({state})"
+    return f"evaluations on test are missing ({-reached[-1]})" if reached[-1] else ""
 
 
 def _reached(job: Job, samples: int) -> Reached:

@@ -155,10 +155,9 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
     if cell and patterns == "*":
         return _named(file, cell, names) or [cell]
     if cell or not names:
-        way = "leave one of them out" if cell else f"'{file}' defines no CELLS, the names of its cells"
-        raise ConfigError(
-            [f"--config={file}:{cell or 'CELL'} names a cell, --cells={patterns} others: {way}"]
-        )
+        both = f"--config={file}:{cell} names a cell, --cells={patterns} others: leave one of them out"
+        none = f"--cells={patterns} fits none: '{file}' defines no CELLS; define it, or give --config={file}:CELL"
+        raise ConfigError([both if cell else none])
     chosen: set[str] = set()
     for pattern in map(str.strip, patterns.split(",")):
         matches = sets.get(pattern) or fnmatch.filter(names, pattern) or _named(file, pattern, names)
@@ -203,7 +202,7 @@ class Kind(enum.Enum):
     BEGUN = "begun"
     DONE = "done"
     IN_USE = "in use"
-    CHANGED = "begun with something else"
+    CHANGED = "begun with another configuration"
     LOST = "all steps, but no checkpoint"
     DAMAGED = "damaged"
 
@@ -246,7 +245,7 @@ def _state(job: Job) -> State:
         return State(
             Kind.LOST,
             step,
-            ["every step is recorded, and no checkpoint is there: restore it, or move the folder away"],
+            ["all steps are recorded, but there is no checkpoint: restore it, or move the folder away"],
         )
     complete = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
     done = step == steps and complete and not _unevaluated(job, saved[-1])
@@ -267,9 +266,9 @@ def check(jobs: Sequence[Job]) -> None:
     lines = [f"  {job.folder}: {'; '.join(now.problems)}" for job, now in found if now.kind is Kind.CHANGED]
     if lines:
         raise FolderError(
-            "these runs were begun with something else:\n"
+            "these runs were begun with another configuration:\n"
             + "\n".join(lines)
-            + "\nask for what they were begun with, choose another --root, or accept the change with --accept_changes"
+            + "\nuse the earlier configuration, choose another --root, or accept the change with --accept_changes"
         )
 
 
@@ -305,7 +304,7 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
 def _do(job: Job, current: State, samples: int, stop: Stop) -> Iterator[str]:
     """Do what is left of one job; yields what goes wrong."""
     if current.kind is Kind.IN_USE:
-        yield "another process is at it"
+        yield "another process is working on it"
     elif current.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
         yield "; ".join(current.problems)
     elif current.kind is not Kind.DONE:
@@ -313,7 +312,7 @@ def _do(job: Job, current: State, samples: int, stop: Stop) -> Iterator[str]:
         current = state(job)
         by_alarm = code == 0 and job.config.alarms == "stop"
         if not stop.asked and current.kind is not Kind.DONE:
-            why = "was stopped by an alarm; --config.alarms=tell goes on" if by_alarm else _ended(code)
+            why = "was stopped by an alarm; --config.alarms=tell continues it" if by_alarm else _ended(code)
             yield f"training {why} ({current})"
     if current.kind is not Kind.DONE or not samples:
         return

@@ -195,10 +195,10 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
             (calls, by_calls), (tokens, by_tokens) = (_nearest(cell, singles, key) for key in (CALLS, TOKENS))
             rows.append((cell.label, by_calls, by_tokens, calls, tokens))
     how = (
-        "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
-        "tokens where it spends the same within 10% on average; the nearest is shown, with how many times as much the "
-        "workflow spends, over the seeds that both have; a dash where no single agent differs from it in the workflow "
-        "alone. Other single agents that answer several times are compared with nothing."
+        "Mean calls and tokens of an episode in the evaluations that give the terminal accuracy. A single agent is a "
+        "control in calls or tokens if it spends as many within 10%, on average over the seeds that both have. The "
+        "nearest is shown, with the workflow's spending over its own (x); a dash: no single agent differs only in the "
+        "workflow. Other single agents that answer several times are not compared with the workflow."
     )
     head = ("", "nearest in calls", "nearest in tokens", "calls", "tokens")
     return Table("What the workflows spend", rows, head, how, words=3)
@@ -234,7 +234,7 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
         lacking = [
             row[0] for row in table.rows if any(near == NONE or UNMATCHED in near for near in row[1:3])
         ]
-        answer += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
+        answer += f"No control in calls, or none in tokens: {', '.join(lacking)}. " if lacking else ""
     bars = [one.test.bar._replace(verdict=one.verdict) for one in tested]
     return Finding(question, answer.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])
 
@@ -261,13 +261,13 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
     claimed = sum(p_holm <= LEVEL for _, p_holm in claims)
     together = sum(p_holm <= LEVEL for p_holm in holm([p for p, _ in claims]))
     how = (
-        f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
-        f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
-        "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
-        f"corrected by Holm for the tests of its question, or of none, that have {SEEDS} seeds or more. With fewer no "
-        f"claim is made. Higher or lower where the corrected p is at most {LEVEL}: {claimed} of {len(claims)}. "
-        f"Corrected for all of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks "
-        "what is compared. Made with another: what else the two sides' runs differ in, beside what is asked."
+        f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. Each "
+        "95% interval is over seeds and problems, uncorrected. p is the larger of two two-sided t tests, over seeds "
+        "and problems and over the means of the seeds, so that many problems cannot make up for few seeds. p by Holm "
+        f"is corrected for the tests of its question (or of none) that have {SEEDS} seeds or more; with fewer no claim "
+        f"is made. A difference is higher or lower if its corrected p is at most {LEVEL}: {claimed} of {len(claims)}, "
+        f"or {together} if all questions were corrected for together. '3 of 4' seeds: one lacks an accuracy to "
+        "compare. Made with another: how the runs of the two sides differ, besides in what is compared."
     )
     if early := [cell.label for cell in cells if not cell.finished]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."

@@ -71,18 +71,18 @@ def amplification(runs: Sequence[Run]) -> Finding:
     )
     answer = (
         "Relative to the mean length of one agent's part, the sum of the parts grows with n to the power of "
-        f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, goes with n to the "
+        f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, scales with n to the "
         f"power of {_number(of_sum)}: with {counts[-1]} agents it is {rows[-1][-2]} times as long as with {counts[0]}, "
         f"and Adam's update {rows[-1][-1]} times."
     ) + (f" Left out: {len(several) - 1} smaller series of other cells or roles." if len(several) > 1 else "")
     how = (
-        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the kept steps; the square root of "
-        "their number, where they are independent and their parts equally long, and with the lengths that were "
-        f"measured n to the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to the "
+        "Amplification is |sum g| / mean |g| over the parallel agents, averaged over the kept steps. For n independent "
+        "agents it is the square root of n if their parts are equally long; with the measured lengths it would be n "
+        f"to the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to those with the "
         "fewest agents. 95% t intervals over seeds."
     )
     table = Table(
-        "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "of the update"), how
+        "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "length of the update"), how
     )
     return Finding(question, answer, doubt, bars, "times", "what independent agents give", [table])
 
@@ -101,7 +101,7 @@ def _alike(power: Interval) -> str:
     """How alike the gradients of n agents are if their sum grows with this power of n."""
     independent, aligned = (power.low <= exponent <= power.high for exponent in (0.5, 1.0))
     if independent and aligned:
-        return "neither independent nor aligned for certain"
+        return "independent or aligned, which these runs cannot tell apart"
     if independent:
         return "independent (n to the power of 0.5)"
     if aligned:
@@ -117,7 +117,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
     question = "Which role's gradient dominates a shared policy, and does it foretell what happens later?"
     doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
     shared = [cell for cell in cells if cell.shared]
-    bars, leading, share_rows = [], list[str](), list[tuple[str, ...]]()
+    bars, leading, share_rows = [], dict[str, list[str]](), list[tuple[str, ...]]()
     points: list[list[tuple[int, float, float]]] = []  # for each cell: (seed, dominance, change of accuracy)
     for cell in shared:
         by_role: dict[str, list[float]] = {}
@@ -130,7 +130,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
         bars += [Bar(f"{cell.label}: {role}", means[role], by_role[role], level=even) for role in means]
         if means:
             leader = max(means, key=lambda role: means[role].mean)
-            leading.append(f"{leader} in {cell.label} ({means[leader].mean:.0%})")
+            leading.setdefault(leader, []).append(f"{cell.label} ({means[leader].mean:.0%})")
             others = "; ".join(f"{role} {one.mean:.2f}" for role, one in means.items() if role != leader)
             verdict = ABOVE if means[leader].low > even else "not shown"
             numbers = (_number(means[leader]), f"{even:.2f}", others or NONE, str(len(by_role[leader])))
@@ -144,35 +144,36 @@ def capture(cells: Sequence[Cell]) -> Finding:
         runs = sum(group.shape[1] for group in groups)
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
         least = _least_p(groups)
-        p_cell = f"{p_text(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else p_text(p)
+        p_cell = f"{p_text(p)}, least possible {least:.2g}" if runs > 2 and least > LEVEL else p_text(p)
         rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", p_cell))
     _, tested, every = rows
     in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
-    answer = f"The largest share has {'; '.join(leading)}. "
+    leaders = "; ".join(f"{role} in {', '.join(names)}" for role, names in leading.items())
+    answer = f"The role with the largest share of the gradient is {leaders}. "
     if tested[3] != NONE:
         answer += (
-            "Dominance in the first half of a run and the change of accuracy in its second have, within cells, a rank "
-            f"correlation of {in_words(tested)} of held-out seeds."
+            "On held-out seeds, dominance in the first half of a run and the change of accuracy in the second have "
+            f"a rank correlation, within cells, of {in_words(tested)}."
         )
     else:
         answer += (
-            "Too few runs of held-out seeds, which are odd, to say whether dominance foretells what follows: a cell "
-            "counts with two, so with seeds up to 3 or more"
+            "There are too few runs of held-out seeds (the odd ones) to say whether dominance foretells what follows: "
+            "a cell counts if it has two of them, such as seeds 1 and 3"
         )
         over_all = f"; within cells, over all seeds, the rank correlation is {in_words(every)}"
         answer += f"{over_all}." if every[3] != NONE else "."
     how = (
-        "Rank correlation of the mean dominance over the first half of a run's steps with the change of accuracy from "
-        "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "
-        "do not count. p by permutation within cells; few runs have few orders, and then a least p."
+        "Rank correlation of the mean dominance (the largest share) over the first half of a run's steps with the "
+        "change of accuracy from there to its end. Ranks are within a cell, so that differences between workflows do "
+        "not count, nor do cells with one run. p is by permutation within cells; with few runs it cannot be small."
     )
     later = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
     how = (
-        "Of the lengths of all roles' parts of the gradient, mean over the kept steps, with 95% t intervals over "
-        "seeds. In each cell the role with the largest share is picked first, and then tested by the same numbers: it "
-        "is above an even share where its interval is. No p is corrected for either."
+        "A role's share is the length of its part of the gradient over the sum of all roles' lengths, mean over the "
+        "kept steps, with 95% t intervals over seeds. In each cell the role with the largest share is picked and then "
+        "tested by the same numbers: it is above an even share if its interval is. Nothing corrects for this choice."
     )
-    head = ("", "role", "", "share", "an even one", "the others", "seeds")
+    head = ("", "role", "", "share", "even share", "other roles", "seeds")
     shares = Table("Shares of the gradient", share_rows, head, how, words=3)
     return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, later])
 
@@ -216,7 +217,7 @@ def prediction(cells: Sequence[Cell]) -> Finding:
     question = "Can a simple monitor foretell a cliff, and what does stopping by it save?"
     doubt = "A monitor that keeps its hits and its silence on other seeds and cells."
     early = sum(not run.finished for cell in cells for run in cell.runs)
-    left_out = f" Left out: {early} that did not make all their steps." if early else ""
+    left_out = f" Left out: {early} runs that did not make all their steps." if early else ""
     runs = [run for cell in cells for run in cell.runs if run.finished and fell(run) is not None]
     falls = {id(run): _fall(run) for run in runs}
     if not runs:
@@ -229,7 +230,7 @@ def prediction(cells: Sequence[Cell]) -> Finding:
     even, odd = ([run for run in runs if run.config["seed"] % 2 == part] for part in (0, HELD_OUT))
     if not any(falls[id(run)] < math.inf for run in even):
         where = ", none of them with an even seed" if fallen else ""
-        return Finding(question, f"{summary}{where}: nothing to choose a monitor by.{left_out}", doubt)
+        return Finding(question, f"{summary}{where}, so no monitor can be chosen.{left_out}", doubt)
     monitors = [_monitor(key, factor) for key in MONITORS for factor in FACTORS]
     score, name, fires = max(
         ((_score(even, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
@@ -244,9 +245,9 @@ def prediction(cells: Sequence[Cell]) -> Finding:
         spared = f"{np.mean([1 - step / run.steps for run, step in stops]):.0%}" if stops else NONE
         rows.append((seeds, *map(str, counts), kept, spared))
     answer = (
-        f"{summary}. On even seeds '{name}' told them apart best (share of falls foretold minus share of false alarms "
-        f"{score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, too late in {late}, "
-        f"and in {false} of {len(odd) - before - late - never} runs that did not fall."
+        f"{summary}. On even seeds '{name}' separated these from the others best (share of falls foretold minus "
+        f"that of false alarms {score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, "
+        f"too late in {late}, and in {false} of {len(odd) - before - late - never} runs that did not fall."
     )
     if stops:
         answer += f" Stopping there changes accuracy by {kept} points on average over the {len(stops)} runs it stops."

@@ -28,9 +28,9 @@ from marl_jax.workflows import BUILT_IN
 AGREES, PARTLY, DIFFERS, UNSURE = "agrees", "agrees in part", "does not agree", "cannot tell"
 
 HOW = (
-    "What the paper found with language models of 0.6 to 4 billion parameters (arXiv 2605.24202, as its abstract has "
-    "it), against the runs here. The verdict follows from the tests and counts beside it. Differences agree where more "
-    "than half of them are shown to have the paper's sign; those with fewer than three seeds show nothing."
+    "Findings of the paper, by its abstract (arXiv 2605.24202, language models of 0.6 to 4 billion parameters), "
+    "compared with the runs here. Each verdict follows from the evidence next to it. Differences agree if more than "
+    "half of them are shown to have the paper's sign; those with fewer than three seeds show nothing."
 )
 
 
@@ -51,7 +51,7 @@ def agreement(answered: Answered) -> Table:
         ),
         ("Under a shared policy one role has most of the gradient and captures it", *_captured(answered)),
     ]
-    return Table("The paper's findings, and these", rows, ("the paper", "here", "by"), HOW, words=3)
+    return Table("The paper's findings and ours", rows, ("the paper", "here", "evidence"), HOW, words=3)
 
 
 Verdict = tuple[str, str]  # the verdict, and the numbers that it follows from
@@ -62,7 +62,7 @@ def _gains(judged: Sequence[Judged], workflows: Sequence[Cell]) -> Verdict:
     verdict, by = _signs([one for one in _of(judged, 1, BASE) if one.test.label in tested])
     scales, tasks = ({name.split("-")[place] for name in names if name.count("-") == 3} for place in (2, 3))
     if min(len(scales), len(tasks)) < 2 and verdict != NOT_RUN:
-        by += f"; of {' and '.join(sorted(scales))} on {' and '.join(sorted(tasks))} alone"
+        by += f"; only for {' and '.join(sorted(scales))} on {' and '.join(sorted(tasks))}"
     return verdict, by
 
 
@@ -85,7 +85,7 @@ def _cliffs(answered: Answered) -> Verdict:
     isolated, shared = (sum(map(bool, side)) for side in zip(*known))
     discordant = [one for one, other in known if one != other]
     p = float(stats.binomtest(sum(map(bool, discordant)), len(discordant)).pvalue) if discordant else 1.0
-    by = f"of {len(known)} pairs of runs {isolated} isolated and {shared} shared ones fell, p {p:.2g}"
+    by = f"in {len(known)} pairs of runs {isolated} isolated and {shared} shared ones fell, p {p:.2g}"
     return (UNSURE if p > LEVEL else AGREES if isolated > shared else DIFFERS), by
 
 
@@ -97,8 +97,8 @@ def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
         return NOT_RUN, ""
     lost = lambda some: f"{sum(bool(form_lost(run)) for run in some)} of {len(some)}"
     by = (
-        f"{sum(bool(_fell(run)) for run in runs)} of {len(runs)} shared runs fell; the texts of some role lost their "
-        f"form in {lost(runs)}, and in {lost(others)} isolated ones"
+        f"{sum(bool(_fell(run)) for run in runs)} of {len(runs)} shared runs fell; a role's texts lost their "
+        f"form in {lost(runs)} shared and {lost(others)} isolated runs"
     )
     return (AGREES if any(map(_is_cliff, shared)) else UNSURE), by
 
@@ -110,8 +110,8 @@ def _amplified(answered: Answered, isolated: Sequence[Cell]) -> Verdict:
     power = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
     verdicts = [cliff for cell in isolated if _agents(cell) > 1 and (cliff := _is_cliff(cell)) is not None]
     by = (
-        "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
-        f"{power.mean:.2f} ({power.low:.2f} – {power.high:.2f}), that of independent agents with 0.5; "
+        "relative to the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        f"{power.mean:.2f} ({power.low:.2f} – {power.high:.2f}), where 0.5 means independent agents; "
         f"{sum(verdicts)} of {len(verdicts)} isolated cells fell"
     )
     if power.low <= 0.5 + 1e-9:
@@ -128,8 +128,8 @@ def _captured(answered: Answered) -> Verdict:
     cells = len({cell for cell, *_ in shares.rows})
     held_out = ranks.rows[1]
     rho, p = held_out[3:]
-    few = rho == NONE or "at least" in p
-    after = "too few held-out seeds for what follows" if few else f"rank correlation {rho}, p {p}"
+    few = rho == NONE or "least possible" in p
+    after = "too few held-out seeds to test its effect" if few else f"rank correlation {rho}, p {p}"
     named = f" ({'; '.join(uneven)})" if uneven else ""
     by = f"one role has more than an even share in {len(uneven)} of {cells} cells{named}; {after}"
     follows = not few and rho.startswith("-") and float(p) <= LEVEL  # more dominance is followed by a loss

@@ -11,8 +11,8 @@ from marl_jax.study.record import Run, base, trained
 from marl_jax.study.seeds import by_cell
 
 HOW = (
-    "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, the fuller the larger, "
-    "up to {:.1f} points, the largest here; ▼ is a cliff. Each number below leads to the run of a seed."
+    "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, "
+    "in full colour at {:.1f} points, the largest here; ▼ is a cliff. Each number below links to the run of a seed."
 )
 
 

@@ -86,7 +86,7 @@ def panels(run: Run) -> list[Panel]:
         Panel(
             REWARD,
             "Mean reward of each role's calls, and mean outcome of the episodes."
-            + " Problems that taught nothing were drawn again: what was kept is no fair sample of them."
+            + " Problems that taught nothing were drawn again, so the kept ones are no fair sample."
             * drawn_again,
             [outcome, *rewards] if len(outcome.series.known.steps) else rewards,
         ),
@@ -101,7 +101,7 @@ def panels(run: Run) -> list[Panel]:
             "Share of gradient mass",
             "A role's norm over the sum of all; "
             + (
-                "a role far above the dashed equal share takes a shared policy over."
+                "a role far above the dashed equal share takes over a shared policy."
                 if competing
                 else "roles with policies of their own do not compete, so it only shows whose gradients are large."
             ),
@@ -112,8 +112,8 @@ def panels(run: Run) -> list[Panel]:
         ),
         Panel(
             "Amplification",
-            "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
-            "they are unrelated, 0 where they cancel.",
+            "Length of the summed gradient over the mean length of its n parts: n if they agree, the square root of n "
+            "if they are unrelated, 0 if they cancel.",
             of_roles(
                 {name: series for name, (series, _) in amplified.items()},
                 {name: parts for name, (_, parts) in amplified.items()},
@@ -176,7 +176,7 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
         names = {id(runs[name]): name for name in matching}
         groups = {cell.label: [names[id(run)] for run in cell.runs] for cell in cells}
         seeds = spread(map(len, groups.values()))
-        what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest"
+        what = f"cell, the mean of its {seeds} runs with a band from the lowest to the highest"
         counts = [line.count.known.values for line in firsts.values() if line.count]
         each = f", of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""
     lines = [

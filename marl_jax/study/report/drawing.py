@@ -82,7 +82,7 @@ def bars(finding: Finding, path: Path) -> None:
         _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 
 
-def legend(pictures: Sequence[Panel], numbers: str = "the number is where they end") -> str:
+def legend(pictures: Sequence[Panel], numbers: str = "the number at the end is the last value") -> str:
     """A note on the smoothing of all pictures of steps; empty if no line is smoothed."""
     widest = max((window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
     if widest == 1:

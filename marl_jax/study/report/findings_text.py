@@ -30,8 +30,8 @@ from marl_jax.study.wording import NONE, Table, in_one_line
 
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # the cells that the study plans to run
-REST = "the map, in no part"  # the study's cells that no part contains
-REGIME = "the map under the original's regime, in no part"
+REST = "the rest of the map"  # the study's cells that no part contains
+REGIME = "the rest of the map, under the original's regime"
 MOST = 8  # rows of a table below a figure; longer tables are on the page of tests
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
@@ -51,11 +51,11 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     with path_errors(path, "choose another --findings"):  # figures are written next to it
         sections = [_section(k, one, path) for k, one in enumerate(answered.findings, 1)]
     parts = [markdown(agreement(answered)), *sections]
-    parts.append(f"All tests, the runs, and what is not run yet, are [a page of their own]({second.name}).")
+    parts.append(f"[A second page]({second.name}) has all tests, all runs, and the runs that are missing.")
     before, _, rest = text.partition(BEGIN)
     runs = [
         "# The tests and runs behind the findings\n\n"
-        f"Made by `make page`, as the numbers of [{path.name}]({path.name}) are."
+        f"Made by `make page`, like the numbers of [{path.name}]({path.name})."
     ]
     long = (table for finding in answered.findings for table in finding.tables if len(table.rows) > MOST)
     tables = answered.tests, *long, _made(answered.cells), _lacking(answered.cells)
@@ -128,12 +128,12 @@ def _made(cells: Sequence[Cell]) -> Table:
         words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
         rows.append((cell.label, *words, f"{hours:.2f}", _pace(cell.runs), fallen))
     how = (
-        f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, as many seeds as stand here, "
-        "and `--config.seeds=3` on an H200 or H100, by code of the digest that "
-        "`versions.code` of its config.json begins with, and kept by `python -m experiments.collect`. Hours and "
-        "seconds are of the steps with their evaluations, with whatever else ran on the machine at that time. Form is "
-        "what the roles' texts lost from the first recorded step to the last ones, of readability, endings, length, or "
-        f"by repeating themselves. Fell: how many ended in a cliff. {CLIFF}"
+        f"The command of each row is `{COMMAND}`, where `agents` stands for the set of that file with the row's cell, "
+        "and `--seeds` is the row's number of seeds; on an H200 or H100 add `--config.seeds=3`. "
+        "`python -m experiments.collect` kept the results. Code: how `versions.code` in config.json begins. Hours and "
+        "seconds include evaluations, and the delay by whatever else ran on the machine. Form: how the roles' texts "
+        "changed from the first recorded step to the last ones: less readable, another length, cut off more "
+        f"(truncation), more repetition; kept: none of these. Fell: how many runs fell off a cliff. {CLIFF}"
     )
     head = ("", "form", "machine", "code", "seeds", "steps", "hours", "seconds a step", "fell")
     return Table("Runs", rows, head, how, words=4)
@@ -165,16 +165,16 @@ def _lacking(cells: Sequence[Cell]) -> Table:
         ]
         if lacking:
             total = sum(lacking.values())
-            timed = "not timed" if untimed == total else f"{hours:.1f}"
+            timed = "unknown" if untimed == total else f"{hours:.1f}"
             more = f"{untimed} runs" if 0 < untimed < total else NONE
             rows.append((part, ", ".join(cells_left), str(total), timed, more))
     how = (
-        f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are their steps by the mean seconds of a step "
-        f"of runs of the same workflow, scale and task on {usual}, whatever follows the plus signs: more agents or "
-        "rounds take longer. A run is not timed where there is no such run; a few steps of most cells of the map, not "
-        "under the regime, were timed apart: [the two roads](measured.md#the-two-roads)."
+        f"Runs that are still needed for claims over {findings.SEEDS} seeds. Hours are their steps times the mean "
+        f"seconds of a step in runs of the same workflow, scale and task on {usual}, whatever follows the plus signs, "
+        "although more agents or rounds take longer, and unknown without such a run. [The two "
+        "roads](measured.md#the-two-roads) has times of a few steps for most cells of the map without the regime."
     )
-    return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
+    return Table("Not run", rows, ("part", "cells", "runs", "hours", "not in the hours"), how, words=2)
 
 
 def _parts() -> dict[str, Sequence[str]]:

@@ -108,7 +108,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
 
 
 def _odd(run: Run, error: BaseException) -> str:
-    return f"'{run.folder}' has no page, since a value of it is odd: {error!r}"
+    return f"'{run.folder}' has no page, because a value in it is not usable: {error!r}"
 
 
 def _problems(runs: Sequence[Run]) -> dict[str, str]:

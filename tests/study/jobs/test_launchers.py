@@ -107,11 +107,11 @@ BEGUN, DONE = (lambda step: State(Kind.BEGUN, step)), State(Kind.DONE, 20)
     [
         # Killed at step 15, went on from 10, and was asked to stop at 14.
         ([(BEGUN(15), OSError("lost"), 10, 0), (BEGUN(14), None, 14, 0), (DONE, [], 20, 0)], []),
-        ([(BEGUN(15), None, 10, 0), (BEGUN(12), None, 10, 0)], ["it ended with nothing done (step 12)"]),
+        ([(BEGUN(15), None, 10, 0), (BEGUN(12), None, 10, 0)], ["it ended without progress (step 12)"]),
         ([(DONE, None, 20, 2), (DONE, None, 20, 1), (DONE, [], 20, 0)], []),  # stopped while it evaluated
-        ([(DONE, None, 20, 2), (DONE, None, 20, 2)], ["evaluations of test are missing (2)"]),
+        ([(DONE, None, 20, 2), (DONE, None, 20, 2)], ["evaluations on test are missing (2)"]),
         # Another process is at it and gets further: what this one submits has nothing to do.
-        ([(State(Kind.IN_USE, 15), None, 10, 0)], ["it ended with nothing done"]),
+        ([(State(Kind.IN_USE, 15), None, 10, 0)], ["it ended without progress"]),
         ([(DONE, ["no memory"], 20, 1), (DONE, ["no memory"], 20, 1)], ["no memory"]),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_scheduler_that_is_away_for_a_while_is_asked_again(tmp_path, cluster, 
     assert launch("submitit", [job], 4, tmp_path / "logs", told.append, {}) == []
     assert len(submitted) == 4
     assert [line for line in told if "timed out" in line] == [
-        "submitit took no job: Socket timed out; asked again for 10 minutes"
+        "submitit did not accept a job: Socket timed out; trying again for 10 minutes"
     ]
     monkeypatch.setattr(launchers, "AGAIN_S", -1.0)
     (other,) = jobs_of(tmp_path / "other", 20)
@@ -198,7 +198,7 @@ def slurm(tmp_path, monkeypatch):
 
 def test_a_cluster_that_refuses_is_told_in_one_line(tmp_path, slurm):
     slurm(REFUSING)
-    told = r"^submitit took no job: sbatch: error: invalid partition specified: none$"
+    told = r"^submitit did not accept a job: sbatch: error: invalid partition specified: none$"
     with pytest.raises(LauncherError, match=told):
         launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path / "logs", print, {"slurm_partition": "none"})
 
@@ -297,7 +297,7 @@ def test_ray_plays_jobs_on_a_cluster_of_this_machine(tmp_path, ray):
 def test_what_a_ray_refuses_or_cannot_place_is_told_in_one_line(tmp_path, ray, caplog):
     (job,) = jobs_of(tmp_path, 2)
     with pytest.raises(
-        LauncherError, match=r"^ray took no job: Invalid option keyword fast for remote functions"
+        LauncherError, match=r"^ray did not accept a job: Invalid option keyword fast for remote functions"
     ):
         launch("ray", [job], 0, tmp_path, print, {"fast": 1})
     (task,) = launchers._ray(tmp_path, {"num_gpus": 3})([Work((job,), 0)])

@@ -139,7 +139,7 @@ def test_a_cell_that_its_file_makes_and_does_not_list_keeps_what_is_changed_in_i
         ),
         (MICRO, [("seed", str(2**31 - 1))], TWO, "seed is 2147483648; it must be at most 2147483647"),
         ("configs/none.py", (), "*", "there is no file 'configs/none.py'"),
-        ("tests/runs/tiny_run.py", (), "*", "defines no CELLS, the names of its cells"),
+        ("tests/runs/tiny_run.py", (), "*", "defines no CELLS; define it, or give --config="),
     ],
 )
 def test_what_is_wrong_with_any_cell_is_told_before_anything_runs(tmp_path, spec, texts, patterns, message):
@@ -155,7 +155,8 @@ def test_the_folder_says_how_far_a_job_is(jobs):
     leave(done)
     leave(begun, steps=3)
     leave(changed, seed=5)
-    assert [str(matrix.state(job)) for job in jobs] == ["done", "step 3", "begun with something else", "–"]
+    states = ", ".join(str(matrix.state(job)) for job in jobs)
+    assert states == "done, step 3, begun with another configuration, –"
     with folder.open_folder(new.folder), folder.open_folder(begun.folder):
         assert matrix.state(new).kind is matrix.state(begun).kind is Kind.IN_USE
         assert str(matrix.state(begun)) == "step 3, in use"
@@ -306,7 +307,7 @@ def test_what_is_left_is_done_in_order_and_what_fails_does_not_hold_up_the_rest(
     assert trouble == [
         "voting-isolated-xs-math, seed 0: training ended with exit code 2 (–)",
         *["voting-isolated-xs-math, seed 1: the evaluation ended with exit code 1"] * 2,
-        "voting-shared-xs-math, seed 1: another process is at it",
+        "voting-shared-xs-math, seed 1: another process is working on it",
     ]
     assert said[0] == "[1/4] voting-shared-xs-math, seed 0: done"
     assert said[2] == said[4] == "[3/4] voting-shared-xs-math, seed 1: in use"
@@ -415,7 +416,7 @@ def test_several_at_once_share_the_jobs_and_what_follows_them(jobs, monkeypatch)
         thread.join(60)
     assert len([one for one in ran if one[0] == "train"]) == 2
     assert len(trouble) == 2
-    assert all("another process is at it" in text for some in trouble for text in some)
+    assert all("another process is working on it" in text for some in trouble for text in some)
 
 
 def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked):
@@ -425,7 +426,7 @@ def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked
     assert trouble == ["voting-shared-xs-math, seed 0: training was killed by signal 9 (step 3)"]
     job = dataclasses.replace(jobs[0], config=dataclasses.replace(jobs[0].config, alarms="stop"))
     trouble, _, _ = worked([job], lambda job, module, stop: leave(job, steps=3) or 0)
-    assert "training was stopped by an alarm; --config.alarms=tell goes on (step 3)" in trouble[0]
+    assert "training was stopped by an alarm; --config.alarms=tell continues it (step 3)" in trouble[0]
 
 
 def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):

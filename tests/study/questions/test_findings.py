@@ -140,7 +140,7 @@ def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp
     assert {row[0]: row[1] for row in table.rows}["voting-shared-s-math over single-shared-s-math"] == "lower"
     # What an episode spends was not recorded, so nothing is a control of as many calls or tokens.
     assert found[0].tables[0].rows == [("voting-shared-s-math", NONE, NONE, "not recorded", "not recorded")]
-    assert "is lacking for voting-shared-s-math." in found[0].answer
+    assert "none in tokens: voting-shared-s-math." in found[0].answer
 
 
 def test_a_workflow_without_a_single_agent_of_its_steps_lacks_its_controls_by_name(tmp_path):
@@ -152,7 +152,7 @@ def test_a_workflow_without_a_single_agent_of_its_steps_lacks_its_controls_by_na
     runs += spending("voting-shared-s-math+long", tmp_path, 4.0, 100.0)
     runs += spending("single-shared-s-math", tmp_path, 1.0, 30.0)
     finding = findings.answers(runs).findings[0]
-    assert "A control in calls or in tokens is lacking for voting-shared-s-math+long." in finding.answer
+    assert "No control in calls, or none in tokens: voting-shared-s-math+long." in finding.answer
     assert ("voting-shared-s-math+long", NONE, NONE, "4", "100") in finding.tables[0].rows
 
 
@@ -196,7 +196,7 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
     # A budget that is 3.2 times as large is that of no control, and its difference is in no test.
     found, finding, tests = over((2.0, 31.0), (6.0, 31.0))
     assert found == {"single": "single agent"} and len(tests.rows) == 5
-    assert "A control in calls or in tokens is lacking for voting-shared-s-math." in finding.answer
+    assert "No control in calls, or none in tokens: voting-shared-s-math." in finding.answer
     assert finding.tables[0].rows == [
         ("voting-shared-s-math", "single_token_matched-shared-s-math\nnot matched: x0.67",
          "single_matched-shared-s-math\nnot matched: x3.2", "4", "100")
@@ -214,7 +214,7 @@ def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):
     found, table, *_ = findings.answers(stopped + whole)
     assert [row[0] for row in table.rows] == ["voting-isolated-s-math (40 steps) over base"]
     assert "did not make all its steps: voting-isolated-s-math (90 steps, stopped at step 40)" in table.how
-    assert found[6].answer.startswith("3 of 3 runs fell") and "Left out: 3 that did not" in found[6].answer
+    assert found[6].answer.startswith("3 of 3 runs fell") and "Left out: 3 runs that" in found[6].answer
 
 
 def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
@@ -373,10 +373,10 @@ def test_dominance_that_differs_between_cells_alone_foretells_nothing(tmp_path):
         ("2", "4", "+1.00"), ("2", "4", "+1.00"), ("2", "8", "+1.00"),
     ]  # fmt: skip
     # Of two pairs, each in the order of the other or not: the two of four orders are as far that all follow or none.
-    assert table.rows[1][4] == "0.5, of at least 0.5"  # two cells of two seeds have four orders
+    assert table.rows[1][4] == "0.5, least possible 0.5"  # two cells of two seeds have four orders
     one_each = findings.answers([one for one in runs if one.config["seed"] in (0, 1)])[0][3]
-    assert one_each.tables[1].rows[1][3] == NONE and "Too few runs of held-out seeds" in one_each.answer
-    assert "so with seeds up to 3 or more" in one_each.answer
+    assert one_each.tables[1].rows[1][3] == NONE and "too few runs of held-out seeds" in one_each.answer
+    assert "such as seeds 1 and 3" in one_each.answer
 
 
 def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
@@ -474,11 +474,11 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     place = tmp_path / "page/voting-shared-s-math/seed-2"
     assert [path.name for path in place.iterdir()] == ["report.html"]
     own = (place / "report.html").read_text()
-    assert "have 1 of 30 steps and no episodes" in own
-    assert "hold no episodes" in own and "report.png" not in own
+    assert "keep 1 of 30 steps and no episodes" in own
+    assert "contain no episodes" in own and "report.png" not in own
     assert "3 episodes ended by an error in the kept steps" in own
     # Alarms were judged before rows were left out.
-    assert "monitors found anything" in own and "Not judged" not in own
+    assert "monitors raised an alarm" in own and "Not judged" not in own
 
 
 def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path, monkeypatch):
@@ -545,7 +545,7 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
     # Isolated and shared voting are of a kind.
     assert rows["xs-math"][2:] == (f"{4 * 200 * 9 / 3600:.1f}", "21 runs")
     assert rows["interventions"][1:] == ("21", f"{21 * 200 * 9 / 3600:.1f}", "–")
-    assert rows["s-math"][2] == "not timed"
+    assert rows["s-math"][2] == "unknown"
     rest = rows[findings_text.REST]
     assert "voting-isolated-m-code" in rest[0] and "xs-math" not in rest[0]
     assert "voting-isolated-s-math" not in rest[0]

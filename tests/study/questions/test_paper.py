@@ -50,7 +50,7 @@ def test_falling_more_often_is_a_sign_test_over_pairs_of_a_seed(tmp_path, pairs)
     isolated = cell(tmp_path, "voting-isolated-s-math", CLIFF, seeds)
     row = agreement(findings.answers(isolated + cell(tmp_path, "voting-shared-s-math", UP, seeds))).rows[2]
     assert row[1] == ("agrees" if pairs == 6 else "cannot tell")
-    assert row[2] == f"of {pairs} pairs of runs {pairs} isolated and 0 shared ones fell, p {2 / 2**pairs:.2g}"
+    assert row[2] == f"in {pairs} pairs of runs {pairs} isolated and 0 shared ones fell, p {2 / 2**pairs:.2g}"
 
 
 def test_a_few_seeds_show_nothing_and_what_is_not_run_says_so(tmp_path):
@@ -85,7 +85,7 @@ def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_th
     row = agreement(findings.answers(runs)).rows[4]
     assert row[1:] == (
         expected,
-        "beside the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        "relative to the mean length of one agent's part, the sum of n parts grows with n to the power of "
         f"{power:.2f} ({power:.2f} – {power:.2f}), that of independent agents with 0.5; {fell} isolated cells fell",
     )
 

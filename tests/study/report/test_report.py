@@ -229,7 +229,7 @@ def test_a_run_that_has_just_begun_has_a_page_that_says_so(tmp_path):
     folder = write_run(tmp_path / "run")
     page = Page(write_report(folder))
     for words in (
-        "not one of 200 steps is recorded yet",
+        "none of 200 steps is recorded yet",
         "No evaluation is recorded",
         "there are no curves",
         "No episodes were written",
@@ -337,7 +337,7 @@ def test_what_was_drawn_again_is_said_to_be_no_fair_sample(tmp_path):
     line = metrics(1)
     for drawn, said in (({}, False), ({"draws/first_reward": 0.4}, True)):
         folder = write_run(tmp_path / str(said), lines=[line | drawn, metrics(2) | drawn])
-        assert ("what was kept is no fair sample" in Page(write_report(folder)).words) == said
+        assert ("the kept ones are no fair sample" in Page(write_report(folder)).words) == said
 
 
 # ---------------------------------------------------------------- many runs
@@ -363,7 +363,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     page = Page(path)
     assert path == tmp_path / "report.html" and png_size(tmp_path / "report.png")
     assert "2 runs." in page.words
-    assert "Cells that are not compared" in page.words and "it has not made all its steps" in page.words
+    assert "Cells that are not compared" in page.words and "not all steps are made" in page.words
     assert [line["name"] for line in page.data["panels"][0]["lines"]] == ["b & <c>/seed 0"]
     assert "b & <c>/seed 0 voting-isolated-s-math 3/200 40.0%" in page.words
     assert "50.0% not finished +10.0 +2.0 to +18.0 – not evaluated" in page.words
@@ -385,7 +385,7 @@ def test_a_run_whose_own_page_fails_is_named_and_the_others_have_theirs(tmp_path
         write_run(tmp_path / name, lines=[metrics(3)], evaluations=[evaluation(0, 0.4), last])
     page = Page(write_overview(read_study(tmp_path))[0])
     assert "1 runs." in page.words and set(page.links) == {"sound/report.html"}
-    assert re.search(r"odd' has no page, since a value of it is odd: ValueError", page.words)
+    assert re.search(r"odd' has no page, because a value in it is not usable: ValueError", page.words)
 
 
 def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(tmp_path):
@@ -433,10 +433,10 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
             )
     page = Page(write_overview(read_study(tmp_path))[0])
     assert (
-        "A line for each cell, the mean of its 5 runs with a band from the least to the greatest, of 128 problems"
+        "A line for each cell, the mean of its 5 runs with a band from the lowest to the highest, of 128 problems"
         in page.words
     )
-    assert "the least to the greatest; a name below" in page.words  # of rewards, which rest on no such number
+    assert "the lowest to the highest; a name below" in page.words  # of rewards, which rest on no such number
     assert "on 128 validation problems" in page.words
     panel = page.data["panels"][0]
     assert [(line["name"], line["steps"]) for line in panel["lines"]] == [

@@ -279,7 +279,7 @@ function callBlock(call, index) {
     call.w !== undefined && `reward ${signed(call.w)}`, call.v !== undefined && `advantage ${signed(call.v)}`].filter(Boolean);
   return el("div", {class: "call", style: hue(call.r)},
     el("header", {}, el("b", {}, `[${index}] ${call.r}`), ` ${facts.join(" · ")}`),
-    call.q && el("details", {}, el("summary", {}, "was asked"), el("pre", {}, call.q)),
+    call.q && el("details", {}, el("summary", {}, "prompt"), el("pre", {}, call.q)),
     el("pre", {}, ...words(call)));
 }
 
@@ -325,7 +325,7 @@ function transcripts(wanted = {}) {
     lost: choice("Lost by ", [...every("anybody"), ...[...roles, "nobody"].map(role => [role, role])], refresh),
   };
   for (const [name, value] of Object.entries(wanted)) inputs[name].select.value = String(value);
-  const text = el("input", {type: "search", oninput: refresh, placeholder: "in what was asked and said"});
+  const text = el("input", {type: "search", oninput: refresh, placeholder: "in prompts and completions"});
   const shade = choice("Shade tokens by ", [["none", "nothing"], ["log-prob", "log-prob"], ["gap", "gap between sampler and trainer"]],
     () => { shading = shade.select.value; list(); });
   shade.select.value = shading;
@@ -432,12 +432,12 @@ function group() {
     })));
     const idle = trained && roles.filter(role => mine.some(one => one.calls.some(call => call.r === role)) && !mine.some(one => taught(one.calls.filter(call => call.r === role))));
     table.replaceChildren(el("pre", {}, tasks[+task.select.value].question),
-      idle && idle.length ? el("p", {class: "bad small"}, `Taught nothing: ${idle.join(", ")}. All rewards that were compared were equal.`) : "",
-      grid("A whole group", mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
+      idle && idle.length ? el("p", {class: "bad small"}, `Taught nothing: ${idle.join(", ")}. All rewards that are compared with each other are equal.`) : "",
+      grid("One group", mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
         [...rows, el("tr", {}, ...mine.map(one => cell([short(one.a), " ", verdict(one)[0]], {class: verdict(one)[1]})))]));
   };
   fill();
-  return [el("p", {class: "muted small"}, "All recorded episodes of one problem in one step. An advantage says how much better a call did than those it is compared with; ↳ marks calls behind a fork."),
+  return [el("p", {class: "muted small"}, "All recorded episodes of one problem in one step. An advantage says how much better a call did than those it is compared with; ↳ marks calls after a fork."),
     el("div", {class: "filters"}, file.label, task.label), table];
 }
 
@@ -451,11 +451,11 @@ function losses() {
       return cell(lost ? button(`${percent(lost / wrong.length)} (${lost})`, () => show("Transcripts", {file: index, lost: role}), {class: "look"}) : "–", {class: "number"});
     }));
   });
-  return [el("p", {class: "muted small"}, "Of the recorded episodes with a wrong outcome, those in which some call had the right answer, by the role of the first call that read it; “nobody”: no later call was shown it. A number leads to its transcripts."),
-    losers.length ? grid("Who lost it", ["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
+  return [el("p", {class: "muted small"}, "The share and number of the recorded wrong outcomes in which some call had the right answer, by the role of the first call that read it; “nobody”: no later call did. Click a number for its transcripts."),
+    losers.length ? grid("Who lost a right answer", ["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
 }
 
-const views = {"Transcripts": transcripts, "One problem through the steps": problem, "A whole group": group, "Who lost it": losses};
+const views = {"Transcripts": transcripts, "One problem through the steps": problem, "One group": group, "Who lost a right answer": losses};
 const tabs = el("div", {role: "tablist", class: "tabs"}), panel = el("div", {role: "tabpanel", id: "view", tabindex: "0"});
 function show(name, wanted) {
   for (const tab of tabs.children) {
