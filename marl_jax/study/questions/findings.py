@@ -264,10 +264,10 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. Each "
         "95% interval is over seeds and problems, uncorrected. p is the larger of two two-sided t tests, over seeds "
         "and problems and over the means of the seeds, so that many problems cannot make up for few seeds. p by Holm "
-        f"is corrected for the tests of its question (or of none) that have {SEEDS} seeds or more; with fewer no claim "
-        f"is made. A difference is higher or lower if its corrected p is at most {LEVEL}: {claimed} of {len(claims)}, "
-        f"or {together} if all questions were corrected for together. '3 of 4' seeds: one lacks an accuracy to "
-        "compare. Made with another: how the runs of the two sides differ, besides in what is compared."
+        f"is corrected for the tests of its question (or those without one) that have {SEEDS} seeds or more; with "
+        "fewer no claim is made. A difference is higher or lower if its corrected p is at most "
+        f"{LEVEL}: {claimed} of {len(claims)}, or {together} if all questions were corrected for together. '3 of 4' "
+        "seeds: one lacks an accuracy to compare. Made with another: how the runs of the two sides differ, besides in what is compared."
     )
     if early := [cell.label for cell in cells if not cell.finished]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."

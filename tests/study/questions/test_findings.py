@@ -48,7 +48,7 @@ def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     asked = np.array([row[7] for row in table.rows])
     for question in "12":  # the families
         assert held[asked == question] == pytest.approx(holm(raw[asked == question]), rel=0.05)
-    assert "at most 0.05: 3 of 4. Corrected for all of them together" in table.how
+    assert "at most 0.05: 3 of 4, or " in table.how
     of = "voting-isolated-s-math over voting-shared-s-math"
     assert (
         found[1].answer
@@ -67,7 +67,7 @@ def test_the_answer_to_a_question_does_not_depend_on_what_else_is_asked():
     assert judged[0].corrected == alone < 0.05 < together and judged[0].verdict == "higher"
     how = findings._table(judged, []).how
     called = sum(one.verdict in ("higher", "lower") for one in judged)
-    assert f": {called} of 71. Corrected for all of them together, whatever they ask, {called - 1} " in how
+    assert f": {called} of 71, or {called - 1} if all questions were corrected for together" in how
 
 
 def test_a_gain_of_all_problems_under_three_seeds_is_shown(tmp_path):
@@ -128,7 +128,7 @@ def test_a_test_says_what_made_its_two_sides(tmp_path):
 
 def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
     found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=[0]))
-    assert [row[1] for row in table.rows] == ["too few seeds"] and "at most 0.05: 0 of 0." in table.how
+    assert [row[1] for row in table.rows] == ["too few seeds"] and "at most 0.05: 0 of 0," in table.how
     assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
 
 
@@ -353,7 +353,7 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
     # Of 0.5 to 0.83: with t(11) = 2.201 of its standard error 0.0312 to each side.
     of = [float(x) for x in re.findall(r"[.\d]+", share)]
     assert of == pytest.approx([0.665, 0.665 - 2.201 * 0.0312, 0.665 + 2.201 * 0.0312], abs=0.0051)
-    assert "picked first, and then tested" in shares.how
+    assert "picked and then tested" in shares.how
     assert (cells, count) == ("1", "6") and float(rho) < -0.9 and float(p) < 0.05
 
 

@@ -367,7 +367,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     assert [line["name"] for line in page.data["panels"][0]["lines"]] == ["b & <c>/seed 0"]
     assert "b & <c>/seed 0 voting-isolated-s-math 3/200 40.0%" in page.words
     assert "50.0% not finished +10.0 +2.0 to +18.0 – not evaluated" in page.words
-    assert "We call it a cliff where" in page.words
+    assert "A cliff is a drop" in page.words
     assert "broken/metrics.jsonl' holds a line that is no JSON" in page.words
     assert "blocked/eval.jsonl' cannot be used" in page.words
     for number, told in enumerate(("is not a run's", "is damaged (config, ", "is no JSON")):
