@@ -267,7 +267,8 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         f"is corrected for the tests of its question (or those without one) that have {SEEDS} seeds or more; with "
         "fewer no claim is made. A difference is higher or lower if its corrected p is at most "
         f"{LEVEL}: {claimed} of {len(claims)}, or {together} if all questions were corrected for together. '3 of 4' "
-        "seeds: one lacks an accuracy to compare. Made with another: how the runs of the two sides differ, besides in what is compared."
+        "seeds: one lacks an accuracy to compare. Made with another: how the runs of the two sides differ, besides in "
+        "what is compared."
     )
     if early := [cell.label for cell in cells if not cell.finished]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."
