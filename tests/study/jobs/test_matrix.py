@@ -161,7 +161,7 @@ def test_the_folder_says_how_far_a_job_is(jobs):
         assert matrix.state(new).kind is matrix.state(begun).kind is Kind.IN_USE
         assert str(matrix.state(begun)) == "step 3, in use"
     assert matrix.state(new).kind is Kind.NEW and matrix.state(begun).kind is Kind.BEGUN
-    with pytest.raises(folder.FolderError, match=rf"\n  {changed.folder}: seed: 5 -> 1\nask for"):
+    with pytest.raises(folder.FolderError, match=rf"\n  {changed.folder}: seed: 5 -> 1\nuse the earlier"):
         matrix.check(jobs)
     matrix.check([done, begun, new])
     accepted = dataclasses.replace(changed, accept_changes=True)
