@@ -248,7 +248,7 @@ def test_curves_are_zoomed_without_a_pointer_about_the_step_that_was_read(visit,
 def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
     page = visit(whole)
     page.get_by_role("tab", name="Transcripts").focus()
-    for name in ("One problem through the steps", "One group", "Who lost a right answer", "Transcripts"):
+    for name in ("One problem through the steps", "A whole group", "Who lost it", "Transcripts"):
         page.keyboard.press("ArrowRight")
         (chosen,) = [
             tab for tab in page.get_by_role("tab").all() if tab.get_attribute("aria-selected") == "true"
@@ -388,7 +388,7 @@ def test_a_call_before_a_fork_is_one_cell_over_its_branches(visit, tmp_path):
     )
     write_episodes(folder / "episodes/step-000001.parquet", table)
     page = visit(write_report(folder))
-    page.get_by_role("tab", name="One group").click()
+    page.get_by_role("tab", name="A whole group").click()
     first, second = (page.locator("#view tbody tr").nth(row).locator("td") for row in (0, 1))
     assert first.count() == 2 and first.nth(0).get_attribute("colspan") == "2"
     assert "↳" not in first.nth(0).inner_text() and "7" in first.nth(0).inner_text()
@@ -471,16 +471,16 @@ def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_pat
     rows = page.locator("#view tbody tr")
     assert "turned right: aggregator changed first" in rows.nth(1).inner_text()
     assert "46 ✓" in rows.nth(0).inner_text() and "45 ✗" in rows.nth(0).inner_text()
-    page.get_by_role("tab", name="One group").click()
+    page.get_by_role("tab", name="A whole group").click()
     assert "Taught nothing: aggregator." in page.locator("#view").inner_text()
     page.locator("#view").get_by_label("Problem").select_option(label="t2")
     assert "Taught nothing: generator, aggregator." in page.locator("#view").inner_text()
     with page.expect_download() as told:
-        page.get_by_role("button", name="CSV of One group", exact=True).click()
+        page.get_by_role("button", name="CSV of A whole group", exact=True).click()
     assert told.value.path().read_text().startswith('sample 0\n"generator 0 46 reward +1.00, advantage')
-    page.get_by_role("tab", name="Who lost a right answer").click()
+    page.get_by_role("tab", name="Who lost it").click()
     with page.expect_download() as told:
-        page.get_by_role("button", name="CSV of Who lost a right answer", exact=True).click()
+        page.get_by_role("button", name="CSV of Who lost it", exact=True).click()
     assert told.value.path().read_text() == ",wrong,lost by aggregator\nstep 1,1,100.0% (1)\nstep 2,0,–\n"
     page.get_by_role("button", name="100.0% (1)").click()
     assert page.get_by_role("status").inner_text() == "1 of 4 recorded episodes"
@@ -517,7 +517,7 @@ def test_hostile_text_is_text(visit, tmp_path):
         episodes={1: [(hostile, WRONG)]},
     )
     page = visit(write_report(folder))
-    for name in ("Transcripts", "One problem", "One group", "Who lost a right answer"):
+    for name in ("Transcripts", "One problem", "A whole group", "Who lost it"):
         page.get_by_role("tab", name=name).click()
     page.get_by_role("tab", name="Transcripts").click()
     assert page.title() == f"{ATTACK}, seed 7" and page.locator("img").count() == 0

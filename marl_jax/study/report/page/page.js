@@ -433,7 +433,7 @@ function group() {
     const idle = trained && roles.filter(role => mine.some(one => one.calls.some(call => call.r === role)) && !mine.some(one => taught(one.calls.filter(call => call.r === role))));
     table.replaceChildren(el("pre", {}, tasks[+task.select.value].question),
       idle && idle.length ? el("p", {class: "bad small"}, `Taught nothing: ${idle.join(", ")}. All rewards that are compared with each other are equal.`) : "",
-      grid("One group", mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
+      grid("A whole group", mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
         [...rows, el("tr", {}, ...mine.map(one => cell([short(one.a), " ", verdict(one)[0]], {class: verdict(one)[1]})))]));
   };
   fill();
@@ -452,10 +452,10 @@ function losses() {
     }));
   });
   return [el("p", {class: "muted small"}, "The share and number of the recorded wrong outcomes in which some call had the right answer, by the role of the first call that read it; “nobody”: no later call did. Click a number for its transcripts."),
-    losers.length ? grid("Who lost a right answer", ["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
+    losers.length ? grid("Who lost it", ["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
 }
 
-const views = {"Transcripts": transcripts, "One problem through the steps": problem, "One group": group, "Who lost a right answer": losses};
+const views = {"Transcripts": transcripts, "One problem through the steps": problem, "A whole group": group, "Who lost it": losses};
 const tabs = el("div", {role: "tablist", class: "tabs"}), panel = el("div", {role: "tabpanel", id: "view", tabindex: "0"});
 function show(name, wanted) {
   for (const tab of tabs.children) {
