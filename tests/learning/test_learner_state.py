@@ -199,7 +199,7 @@ def test_interventions_that_make_no_sense_are_refused():
         learner(interventions=InterventionConfig(freeze=("wirter",)))
     with pytest.raises(ValueError, match=r"interventions.mixing.roles names \['jugde'\]"):
         learner(interventions=InterventionConfig(Mixing(balance="cap", roles=("jugde",))))
-    with pytest.raises(ValueError, match=r"\['p7'\], no policies"):
+    with pytest.raises(ValueError, match=r"\['p7'\] name no policies"):
         learner(learning_rates={"p7": 0.1})
     for wrong in ({"updates": "two"}, {"epochs": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -209,7 +209,7 @@ def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path)
     assert (late["split"], late["problems"], late["of_problems"]) == ("jsonl-test", 3, 3)
     assert start["data"] == late["data"] != evaluate(run, checkpoint="20")[-1]["data"]
     assert {line["split"] for line in lines(run)} == {"jsonl-test", "test"}
-    with pytest.raises(FolderError, match="no folder of episodes of training steps"):
+    with pytest.raises(FolderError, match="is not a file or folder with episodes of training steps"):
         Collected.of_path(run / "episodes")  # evaluations are no training data
     with pytest.raises(FolderError, match="--data_directory belongs to --data=NAME"):
         evaluate(run, data_directory=str(tmp_path))

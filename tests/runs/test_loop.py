@@ -35,7 +35,8 @@ from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import loop, opening
+from marl_jax.runs import loop
+from marl_jax.runs.loading import roads
 from marl_jax.runs.loading.parts import PartsError, load_parts, model_configs
 from marl_jax.sampling import engine
 from marl_jax.study.report.html_page import write_report
@@ -285,13 +286,13 @@ def test_a_workflow_that_returns_nothing_ends_the_run_unless_a_reward_of_ones_ow
 
 
 def test_a_workflow_that_cannot_begin_is_told_before_anything_is_compiled(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
+    monkeypatch.setattr(roads, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
     with pytest.raises(EpisodesFailed, match=r"on all 16 problems(.|\n)*no prompt file for role 'generater'"):
         loop.train(own_workflow(base, misspelt), tmp_path / "run", live=quiet(2))
 
 
 def test_prompts_that_are_all_too_long_are_told_before_anything_is_compiled(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
+    monkeypatch.setattr(roads, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
     config = own_workflow(base, drafted)
     short = dataclasses.replace(config, engine=dataclasses.replace(config.engine, max_prompt=4))
     with pytest.raises(

@@ -175,7 +175,7 @@ def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_read(refused, t
     huge = dataclasses.replace(ModelConfig.preset("xs"), hidden_size=1 << 16, num_hidden_layers=1000)
     write_json(tmp_path / "config.json", huge.to_hf())  # no weights, no tokenizer
     line = refused("train", CELL, f"--config.policies.base={tmp_path}", f"--workdir={tmp_path / 'run'}")
-    assert "the biggest part is optimiser states" in line  # no engine, no update would save it
+    assert "the biggest permanent part is optimiser states" in line  # no engine, no update would save it
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from tiny_run import CUT, KINDS, tiny_config
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, restore, steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import loop, opening, recording
+from marl_jax.runs import loop, recording
 from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.loading import roads
 from marl_jax.terminal.live import Live
 
 
@@ -227,7 +228,7 @@ def break_settled(path):
 def test_a_folder_that_lost_what_a_resume_needs_is_one_line(
     base, whole, tmp_path, monkeypatch, name, harm, message
 ):
-    monkeypatch.setattr(opening, "make_service", None)  # it is told before engines are built
+    monkeypatch.setattr(roads, "make_service", None)  # it is told before engines are built
     harm(shutil.copytree(whole, tmp_path / "run") / name)
     with pytest.raises((FolderError, CheckpointError)) as error:
         run(base, tmp_path / "run")
