@@ -59,6 +59,7 @@ __all__ = [
     "load_file",
     "sets_of",
     "split_argv",
+    "upgraded",
 ]
 
 SCHEMA = 1  # changes when a field changes its meaning; a new field's default keeps the former behaviour

@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
     @property
     def cached(self) -> int:
         """The number of tokens that must be cached when it enters a lane."""
-        return len(self.tokens) - 1
+        return len(self.request.tokens) - 1 + (0 if self.sampled is None else len(self.sampled.tokens))
 
     @property
     def left(self) -> int:
