@@ -7,6 +7,7 @@ how a batch is split: `jax.tree.map(jnp.add, loss, other)`. Values at masked tok
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -159,53 +160,34 @@ def policy_loss(
         valid = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size) | (np.asarray(mask) == 0)
         require(valid.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token")
     mask = mask.astype(bool)
-    fixed = jax.lax.stop_gradient
-    per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else jnp.asarray(x)[:, None], mask.shape)
-    # Masked positions are set to 0 here, because NaN times zero would still be NaN.
-    clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
+    clean, fixed = functools.partial(_clean, mask), jax.lax.stop_gradient
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
-    is_number = lambda x: x is None or isinstance(x, int | float)  # a Python number has no dtype
-    numbers: Any = clip_low, clip_high, dual_clip, is_cap, entropy_coef
-    clip_low, clip_high, dual_clip, is_cap, entropy_coef = (x if is_number(x) else fixed(x) for x in numbers)
-    clip_bound = lambda x: x if is_number(x) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
-    clip_low, clip_high = clip_bound(clip_low), clip_bound(clip_high)
+    clip_low, clip_high = (x if _is_number(x) else clean(fixed(x)) for x in (clip_low, clip_high))
+    numbers: Any = dual_clip, is_cap, entropy_coef
+    dual_clip, is_cap, entropy_coef = (x if _is_number(x) else fixed(x) for x in numbers)
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
     weights, denominator = weights.astype(logp.dtype), denominator.astype(logp.dtype)
 
-    bounded = lambda gap: jnp.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    log_ratio = bounded(logp - old_logp)
+    log_ratio = _bounded(logp - old_logp)
     if kind == "gspo":
         # Every token has its sequence's mean log-ratio as value and its own log-prob as gradient.
-        log_ratio = fixed(bounded(_sequence_mean(logp - old_logp, mask, sequences))) + logp - fixed(logp)
+        log_ratio = fixed(_bounded(_sequence_mean(logp - old_logp, mask, sequences))) + logp - fixed(logp)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
     if is_own(kind):  # a user's loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
     else:
         loss = _token_loss(kind, logp, ratio, advantages, *bounds)
     metrics = {name: _mean(flag, mask) for name, flag in clip_flags(kind, ratio, advantages, *bounds).items()}
-    metrics |= {
-        "ratio": _mean(ratio, mask),
-        "approx_kl": _mean(kl_estimate(old_logp, logp), mask),
-    }
-
-    if sampler_logp is not None and (is_cap is not None or mask_ratio is not None):
+    metrics |= {"ratio": _mean(ratio, mask), "approx_kl": _mean(kl_estimate(old_logp, logp), mask)}
+    if sampler_logp is not None:
         gap = old_logp - clean(fixed(sampler_logp))
-        if is_cap is not None:
-            weight = jnp.exp(bounded(gap))
-            importance = jnp.minimum(weight, is_cap)
-            loss = loss * importance
-            metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(weight > is_cap, mask)}
-        if mask_ratio is not None:
-            mean = _sequence_mean(gap, mask, sequences)
-            low, high = ((jnp if isinstance(x, jax.Array) else np).log(x) for x in mask_ratio)
-            outside = (mean < low) | (mean > high)
-            loss = jnp.where(outside, 0.0, loss)
-            metrics["ratio_masked"] = _mean(outside, mask)
+        loss, corrections = _correct_for_sampler(loss, gap, mask, sequences, is_cap, mask_ratio)
+        metrics |= corrections
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
     if ref_logp is not None:
         divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
-        loss = loss + (kl_coef if is_number(kl_coef) else clean(fixed(kl_coef))) * divergence
+        loss = loss + (kl_coef if _is_number(kl_coef) else clean(fixed(kl_coef))) * divergence
         metrics["kl"] = _mean(divergence, mask)
     else:
         require(
@@ -375,6 +357,40 @@ def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Arra
     return loss
 
 
+def _correct_for_sampler(
+    loss: jax.Array,  # [B, T]
+    gap: jax.Array,  # [B, T], old_logp - sampler_logp
+    mask: jax.Array,
+    sequences: jax.Array | None,
+    is_cap: float | jax.Array | None,
+    mask_ratio: tuple[float, float] | None,
+) -> tuple[jax.Array, dict[str, Mean]]:
+    """The loss [B, T], weighted and masked for the difference between sampler and trainer, and what was done."""
+    metrics: dict[str, Mean] = {}
+    if is_cap is not None:
+        weight = jnp.exp(_bounded(gap))
+        importance = jnp.minimum(weight, is_cap)
+        loss = loss * importance
+        metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(weight > is_cap, mask)}
+    if mask_ratio is not None:
+        mean = _sequence_mean(gap, mask, sequences)
+        low, high = ((jnp if isinstance(x, jax.Array) else np).log(x) for x in mask_ratio)
+        outside = (mean < low) | (mean > high)
+        loss = jnp.where(outside, 0.0, loss)
+        metrics["ratio_masked"] = _mean(outside, mask)
+    return loss, metrics
+
+
+def _clean(mask: jax.Array, x: jax.Array | float) -> jax.Array:
+    """[B, T]: x at valid tokens, and 0 at others, where NaN times a weight of zero would still be NaN."""
+    x = at_least_float32(x)
+    return jnp.where(mask, jnp.broadcast_to(x[:, None] if x.ndim == 1 else x, mask.shape), 0.0)
+
+
+def _bounded(log_ratio: jax.Array) -> jax.Array:
+    return jnp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
 def _sequence_mean(x: jax.Array, mask: jax.Array, sequences: jax.Array | None) -> jax.Array:
     """[B, T]: the mean of x over the valid tokens of each sequence, at all of its tokens; x is 0 at other tokens."""
     length = jnp.maximum(_over_sequence(mask.astype(x.dtype), sequences), 1.0)
@@ -392,6 +408,10 @@ def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:
 
 def _mean(x: jax.Array, mask: jax.Array) -> Mean:
     return Mean(jnp.sum(x, where=mask), jnp.sum(mask).astype(jnp.float32))
+
+
+def _is_number(x: Any) -> bool:
+    return x is None or isinstance(x, int | float)  # a Python number has no dtype
 
 
 def _is_zero(coefficient: float | jax.Array) -> bool:
