@@ -90,19 +90,8 @@ def evaluate(
             target = stack.enter_context(open_folder(path, "give --out=DIR to write elsewhere"))
         else:
             target = folder.output_folder(out)
-        run_records = list(read_lines(path / "eval.jsonl"))
-        run_name = {} if out is None else {"run": os.path.realpath(path)}
-        out_records = [] if out is None else list(read_lines(target / "eval.jsonl"))
-        records = [*run_records, *sorted(out_records, key=lambda line: not _matches(line, run_name))]
-        config = on_these_devices(config_of(path))
-        if evaluation.url is not None:
-            server = dataclasses.replace(config.engine.vllm, url=evaluation.url, start=False)
-            config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=server))
-        trained_on = config.data
-        if evaluation.data:
-            config = dataclasses.replace(
-                config, data=_data(config.data, evaluation.data, evaluation.data_directory)
-            )
+        records = _Records(path, target)
+        trained_on, config = _configs(path, evaluation)
         loaded = load_all(config, [split])
         parts, problems, digests = loaded.parts, loaded.splits[split], dict(loaded.digests)
         train = _train(trained_on, config.data)
@@ -135,12 +124,6 @@ def evaluate(
             split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
         made_of["made_with"] = folder.versions() | digests | {"config": _digest(config)}
 
-        def write(record: dict[str, Any]) -> dict[str, Any]:
-            # The file is opened only now: another evaluation of the folder may end with nothing to write.
-            with contextlib.closing(JsonLines(target / "eval.jsonl")) as lines:
-                lines.write(record["step"], record)
-            return record
-
         def play(cast: Cast, saved: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(saved.trees, saved.updates)
             grader = Grader()
@@ -157,28 +140,65 @@ def evaluate(
             results |= {"ungraded": count} if (count := newly_ungraded()) else {}
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": saved.name, **cast.about}
             about |= {"metric": metric} if metric else {}
-            record = {**about, **run_name, **results, **made_of}
+            record = {**about, **records.run_name, **results, **made_of}
             record["episodes"] = _keep(target, saved.step, table, record)
-            return write({"step": saved.step, **record})
+            return records.write({"step": saved.step, **record})
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
         same["metric"] = metric
-        base = _base_record(path, records, stage.base, {**same, **stage.base.about})
-        base = base or play(stage.base, start, None)
-        if "run" in base and not _matches(base, run_name):  # of another run with the same base: shown by both
-            base = write(base | run_name)
-
-        def known(saved: Stored) -> dict[str, Any] | None:
-            """The run's record of a checkpoint that was played before; none if another run takes part in the mode.
-
-            Records in `out` may be of a checkpoint that was trained again since; a run drops such records of its own.
-            """
-            about = {**same, **stage.cast.about, "mode": stage.cast.mode, "checkpoint": saved.name}
-            lines = [] if evaluation.mode == "generator_transfer" else run_records
-            return next((line for line in lines if _matches(line, about)), None)
-
+        base = records.base(stage.base, {**same, **stage.base.about}) or play(stage.base, start, None)
         checkpoints = itertools.chain(first, remaining)
+        known = lambda saved: records.known(stage.cast, saved, {**same, **stage.cast.about})
         return [base, *(known(c) or play(stage.cast, c, base["per_problem"]) for c in checkpoints)]
+
+
+class _Records:
+    """The records of a run's `eval.jsonl`, and those of the folder that new records are written to."""
+
+    def __init__(self, run: Path, target: Path):
+        self._run, self._file = run, target / "eval.jsonl"
+        self._of_run = list(read_lines(run / "eval.jsonl"))
+        elsewhere = target != run
+        self.run_name = {"run": os.path.realpath(run)} if elsewhere else {}  # a folder may serve several runs
+        self._of_target = list(read_lines(self._file)) if elsewhere else []
+
+    def write(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Append the record; returns it."""
+        # The file is opened only now: another evaluation of the folder may end with nothing to write.
+        with contextlib.closing(JsonLines(self._file)) as lines:
+            lines.write(record["step"], record)
+        return record
+
+    def base(self, cast: Cast, about: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The record of the base on the same problems and noise, by the same code, if it was played before.
+
+        The run's evaluation at step 0 counts, too: it was made with the inputs in `config.json`, if no change was
+        accepted. A record of another run with the same base is written again for this run.
+        """
+        modes = ("base", "trained") if cast.mode == "base" else (cast.mode,)
+        start = folder.read(self._run)
+        of_run = {
+            **start.get("versions", {}),
+            **start.get("digests", {}),
+            "config": about["made_with"]["config"],
+        }
+        inputs = None if start.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
+        own_first = sorted(self._of_target, key=lambda line: not _matches(line, self.run_name))
+        for line in [*self._of_run, *own_first]:
+            record = line if "checkpoint" in line else {**line, "made_with": inputs}
+            if _matches(record, about) and line["step"] == 0 and line.get("mode") in modes:
+                other = "run" in line and not _matches(line, self.run_name)
+                return self.write(line | self.run_name) if other else line
+        return None
+
+    def known(self, cast: Cast, saved: Stored, about: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The run's record of a checkpoint that was played before; none if another run takes part in the mode.
+
+        Records elsewhere may be of a checkpoint that was trained again since; a run drops such records of its own.
+        """
+        about = {**about, "mode": cast.mode, "checkpoint": saved.name}
+        lines = [] if cast.mode == "generator_transfer" else self._of_run
+        return next((line for line in lines if _matches(line, about)), None)
 
 
 def announce(name: str) -> Callable[[Progress], None]:
@@ -195,6 +215,19 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
     with disk_errors(file.parent):
         write_episodes(file, table)
     return str(file.relative_to(path))
+
+
+def _configs(path: Path, evaluation: Evaluation) -> tuple[DataConfig, RunConfig]:
+    """The settings of the data that the run trained on, and the configuration to evaluate with."""
+    config = on_these_devices(config_of(path))
+    trained_on = config.data
+    if evaluation.url is not None:
+        server = dataclasses.replace(config.engine.vllm, url=evaluation.url, start=False)
+        config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=server))
+    if evaluation.data:
+        data = _data(trained_on, evaluation.data, evaluation.data_directory)
+        config = dataclasses.replace(config, data=data)
+    return trained_on, config
 
 
 def _data(trained_on: DataConfig, name: str, directory: str | None) -> DataConfig:
@@ -236,24 +269,6 @@ def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[WhichCheckpo
             if len(wanted) == 1:
                 raise
             logging.warning("%s: it is left out", error)
-
-
-def _base_record(
-    path: Path, records: Sequence[dict[str, Any]], base: Cast, about: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The record of the base on the same problems and noise, by the same code, if it was played before.
-
-    The run's evaluation at step 0 counts, too: it was made with the inputs in `config.json`, if no change was accepted.
-    """
-    modes = ("base", "trained") if base.mode == "base" else (base.mode,)
-    start = folder.read(path)
-    of_run = {**start.get("versions", {}), **start.get("digests", {}), "config": about["made_with"]["config"]}
-    inputs = None if start.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
-    for line in records:
-        record = line if "checkpoint" in line else {**line, "made_with": inputs}
-        if _matches(record, about) and line["step"] == 0 and line.get("mode") in modes:
-            return line
-    return None
 
 
 def _digest(config: RunConfig) -> str:
