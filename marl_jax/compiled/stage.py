@@ -10,8 +10,6 @@ from the answers: `end` masks episodes that are over, `follow` takes the path of
 """
 
 import dataclasses
-import inspect
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +25,6 @@ from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
 from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import error_line, file_of
 from marl_jax.policies import policy_of
 from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
@@ -38,7 +35,6 @@ FEW = 1 << 16  # this many characters are tokenised as fast at any width: not wo
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
 # Tokens [B, P], their lengths [B], and how many were cut off [B].
 Prompts = tuple[jax.Array, jax.Array, jax.Array]
-_calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # calls per episode
 
 
 @dataclasses.dataclass
@@ -177,13 +173,13 @@ class Stage:
 
     def end(self, over: jax.Array) -> None:
         """Episodes that are `over` [E] make no more calls."""
-        self.live &= ~_checked(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
+        self.live &= ~checked(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
 
     def follow(self, answers: Answers, texts: Sequence[str], which: jax.Array) -> None:
         """Continue with the script in which the single call of `answers` returns `texts[which]`, `which` Int[E]."""
         if len(self._scripts) > 1:
             raise NoArrayForm("a workflow whose path depends on two plans has no form in arrays")
-        which = _checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
+        which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
         self._place, self._path = [dict(self._place[0]) for _ in texts], which
@@ -384,7 +380,7 @@ class Stage:
             line.read = jax.tree.map(lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i], read)
 
 
-def _checked(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
+def checked(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
     """The value, which must be an array with one entry for each episode."""
     if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, kind):
         actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
@@ -401,67 +397,3 @@ def _equally_wide(rows: Sequence[tuple[jax.Array, ...]]) -> list[tuple[jax.Array
 def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
     """Widths of a text: most tokens are characters, so a quarter of `most` suffices unless many are long words."""
     return (-(-most // 4), most) if rows * most > FEW else (most,)
-
-
-def count_calls(cast: Cast, question: int = 0) -> int:
-    """The largest number of calls that an episode makes.
-
-    Refuses forms that do not match their script and, given the width of a question, prompts that may not fit.
-    """
-
-    def rehearse() -> list[int]:
-        stage, workflow = _Rehearsal(cast, question), cast.parts.workflow
-        form: Any = workflow.in_arrays
-        try:
-            inspect.signature(form).bind(stage, **workflow.settings)
-        except TypeError as error:
-            raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' takes other settings than the workflow ({error})"
-            ) from None
-        try:
-            answer = form(stage, **workflow.settings)
-        except jax.errors.TracerBoolConversionError:
-            raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' has an if on an array (use a mask, as in stage.end)"
-            ) from None
-        except NoArrayForm:
-            raise
-        except Exception as error:
-            raise NoArrayForm(
-                f"the form of workflow '{workflow.name}' raised {error_line(error, file_of(form))}"
-            ) from error
-        _checked(
-            answer, jnp.integer, (1,), f"the form of '{workflow.name}' must return the place of an answer"
-        )
-        stage.read(stage.lines)
-        if stage.more:
-            raise NoArrayForm("the form leaves out calls of its workflow's script")
-        return [0] * len(stage.lines)
-
-    if cast not in _calls or question:  # traced, because eager operations would be compiled one by one
-        _calls[cast] = len(jax.eval_shape(rehearse))
-    calls, most = _calls[cast], cast.config.rollout.limits.max_calls
-    if calls > most:
-        raise NoArrayForm(
-            f"an episode makes up to {calls} calls, and rollout.limits.max_calls ends it after {most}"
-        )
-    return calls
-
-
-class _Rehearsal(Stage):
-    """One episode in which no call samples tokens."""
-
-    def __init__(self, cast: Cast, width: int):
-        class BlankTask:
-            id, question = (0,), np.zeros((1, width), np.uint8)
-
-        super().__init__(cast, {}, BlankTask, lambda calls: calls, episodes=1)
-
-    def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
-        pass
-
-    def _read(self, lines: list[StageCall]) -> None:
-        form_of(lines[0].cue.read, lines[0].cue.role, self.family)
-        zero = jnp.zeros(1, jnp.int32)
-        for line in lines:
-            line.read = Read(zero > 0, zero - 1, zero > 0, zero > 0, zero[:, None], zero[:, None], zero)

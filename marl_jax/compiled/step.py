@@ -19,7 +19,8 @@ from marl_jax.compiled.cast import Cast, cast_of
 from marl_jax.compiled.columns import Columns, table_of, with_advantages
 from marl_jax.compiled.learn import Axes, before_update, learn
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.compiled.stage import Stage, count_calls
+from marl_jax.compiled.rehearsal import count_calls
+from marl_jax.compiled.stage import Stage
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.update import Learner, LearnerState

@@ -27,7 +27,7 @@ from marl_jax import compiled, user_cache
 from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.learn import learner_columns, units_of
-from marl_jax.compiled.stage import count_calls
+from marl_jax.compiled.rehearsal import count_calls
 from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, NonFiniteGradients
