@@ -56,6 +56,18 @@ def _steps(steps: int) -> Change:
     return lambda config: dataclasses.replace(config, steps=steps)
 
 
+def _rate(times: int) -> Change:
+    """A multiple of the learning rate."""
+
+    def change(config: RunConfig) -> RunConfig:
+        optimiser = config.learner.optimiser
+        rate = round(times * optimiser.schedule.learning_rate, 9)
+        schedule = dataclasses.replace(optimiser.schedule, learning_rate=rate)
+        return _learner(config, optimiser=dataclasses.replace(optimiser, schedule=schedule))
+
+    return change
+
+
 def _learner(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, learner=dataclasses.replace(config.learner, **changes))
 
@@ -88,6 +100,7 @@ CHANGES: dict[str, Change] = {
     **{f"calls{calls}": _with(calls=calls) for calls in (2, 3)},
     **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 98)},
     "slots": lambda config: _learner(config, gradients="slots"),
+    **{f"rate{times}": _rate(times) for times in (3, 10, 30)},
     "short": _steps(10),
     "long": _steps(400),
     # The original study's regime, or only one of its two confounds.
