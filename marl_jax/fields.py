@@ -31,6 +31,7 @@ Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 
+_CHECKED: set[type] = set()  # classes that call `check`: their objects were checked when they were made
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}  # if the annotation allows any value
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
@@ -136,6 +137,7 @@ def check(tree: Any) -> None:
 
     Values are converted as by `from_json`.
     """
+    _CHECKED.add(type(tree))
     values, problems = fit(tree)
     for name, value in values.items():
         object.__setattr__(tree, name, value)
@@ -201,7 +203,7 @@ def paths(cls: Any, prefix: str = "") -> Iterator[str]:
 def _violations(hint: Any, value: Any, where: str) -> Iterator[str]:
     """A line for every bound of the annotation that this value, or an entry of it, violates."""
     if dataclasses.is_dataclass(value):
-        yield from out_of_bounds(value, f"{where}.")
+        yield from () if type(value) in _CHECKED else out_of_bounds(value, f"{where}.")
     elif _is_mapping(hint):
         for key, entry in value.items():
             yield from _violations(typing.get_args(hint)[1], entry, f"{where}.{key}")
@@ -414,6 +416,8 @@ def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str,
 
 def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[str]) -> Any:
     """`base` with the changes. Below the root, a change that the dataclass refuses is reported and left out."""
+    if not changes:
+        return base
     values: dict[str, Any] = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
         below = {path[1:]: value for path, value in changes.items() if path[0] == name and path[1:]}
@@ -450,6 +454,8 @@ def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
     where = ".".join(at) or "it"
     if _is_tree(annotation):
         hints, count = annotations(annotation), len(problems)
+        if type(value) is annotation and annotation in _CHECKED:
+            return value
         if isinstance(value, annotation):
             value = {name: getattr(value, name) for name in hints}
         elif not isinstance(value, Mapping):
