@@ -39,7 +39,7 @@ def test_an_unknown_command_is_one_line(capsys):
         ["marl_jax", "--help"],
         ["experiments.train", "--help"],
         ["experiments.docs", "workflows.Call"],
-        ["marl_jax", "plan", "--config=micro:single-shared-xs-math"],
+        pytest.param(["marl_jax", "plan", "--config=micro:single-shared-xs-math"], marks=pytest.mark.long),
         ["marl_jax", "matrix", "--config=micro", "--root=none", "--cells=single-shared-xs-math", "--dry_run"],
     ],
 )

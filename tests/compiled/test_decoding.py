@@ -21,6 +21,7 @@ def test_several_heads_of_keys_and_values_are_each_lanes_own():
     np.testing.assert_allclose(table.logprobs[learned], np.asarray(columns.logp)[learned], atol=5e-5)
 
 
+@pytest.mark.long
 def test_behind_the_tokens_that_are_forced_of_a_call_it_is_sampled():
     changes = {"data.problems": "2", "rollout.samples": "2", "sampling.max_new_tokens": "8"}
     config = small("single-shared-xs-math", **changes)

@@ -199,7 +199,7 @@ def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_pl
 @pytest.mark.parametrize(
     ("setting", "value", "family"),
     [
-        ("enable_x64", True, "code"),
+        pytest.param("enable_x64", True, "code", marks=pytest.mark.long),
         ("numpy_rank_promotion", "raise", "math"),
         ("numpy_dtype_promotion", "strict", "math"),
     ],

@@ -25,8 +25,8 @@ def _scatters(function, *given):
     "cell, seeds",
     [
         ("voting-isolated-xs-math", False),
-        ("orch_workers-shared-xs-math", True),
-        ("single-shared-xs-code", True),
+        pytest.param("orch_workers-shared-xs-math", True, marks=pytest.mark.long),
+        pytest.param("single-shared-xs-code", True, marks=pytest.mark.long),
     ],
 )
 def test_a_compiled_step_writes_to_places_that_differ(cell, seeds):

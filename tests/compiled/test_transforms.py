@@ -14,6 +14,7 @@ from marl_jax.runs.loading.parts import load_parts
 HERE = Path(__file__).parent
 
 
+@pytest.mark.long
 def test_without_any_it_leaves_the_state_that_it_was_given():
     changes = [("data.problems", "2"), ("rollout.samples", "2")]
     config = load_config("configs/micro.py:single-shared-xs-math", changes)

@@ -64,8 +64,8 @@ def test_padding_goes_last_and_back():
     np.testing.assert_array_equal(prefix.permuted(prefix.permuted(x, there, back), back, there), x)
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("remat", ["none", pytest.param("layer", marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("prompt", "lengths", "pairs"),
     [((5, 40), (1, 40), 1 << 20), ((300, 350), (1, 90), 1 << 20), ((300, 350), (1, 90), 1 << 12)],

@@ -53,6 +53,7 @@ def test_it_stands_at_the_top_of_the_page(told):
     assert page.index("nothing to learn (generator) since step 3") < page.index("<figure")
 
 
+@pytest.mark.long
 def test_a_run_that_stops_by_it_is_saved_says_how_to_go_on_and_ends_as_if_it_had_not(
     base, told, tmp_path, capfd
 ):
@@ -72,6 +73,7 @@ def test_a_run_that_stops_by_it_is_saved_says_how_to_go_on_and_ends_as_if_it_had
     same(tmp_path / "run", told[0])
 
 
+@pytest.mark.long
 def test_lines_that_are_made_again_have_it_again(base, told, tmp_path, monkeypatch):
     """Broken off after the line of step 3, which no checkpoint knows of."""
     write = Live.step

@@ -328,6 +328,7 @@ def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_passed_over(saved
     assert "checkpoint 3 was removed by its run while it was read: going back to step 2" in caplog.text
 
 
+@pytest.mark.long
 def test_a_seal_is_what_was_written_in_every_byte_and_one_without_a_digest_is_of_an_earlier_version(saved):
     place = saved / "2"
     content, whole = (place / "seal.json").read_bytes(), checkpoints._read_seal(place)
@@ -511,6 +512,7 @@ def kill_at_random_moments(directory, kills):
         assert (restore(directory, step, left)[0]["x"]["7"] == step + 7).all()
 
 
+@pytest.mark.long
 def test_sigkill_while_saving_never_harms_older_checkpoints(tmp_path):
     kill_at_random_moments(tmp_path, 3)
 

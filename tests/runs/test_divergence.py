@@ -57,6 +57,7 @@ def finite(workdir):
     return all(np.isfinite(np.frombuffer(leaf, np.float32)).all() for leaf in leaves.values())
 
 
+@pytest.mark.long
 def test_an_update_that_is_not_finite_is_one_line_and_never_saved(base, tmp_path):
     folder = tmp_path / "run"
     assert train(config(base, 0.03, steps=2), folder) == 2

@@ -49,6 +49,7 @@ def size_of(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 def test_after_its_first_steps_a_run_compiles_nothing_and_opens_nothing(tmp_path):
     seen = watch(tmp_path, steps=16)
     assert seen.compiled[-1] == seen.compiled[5]  # the evaluation of step 4 and all checkpoints among them

@@ -121,6 +121,7 @@ def test_shapes_that_were_measured_are_not_measured_again(base, tmp_path, monkey
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["measured"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what, value", [("data.seed", "1"), ("workflow.settings", '{"votes": 3}')])
 def test_an_evaluation_is_compared_with_one_of_the_same_problems_noise_and_calls_alone(
     base, tmp_path, what, value
@@ -416,6 +417,7 @@ def test_frozen_roles_are_served_and_never_move(base, tmp_path):
     assert not any(name.startswith("role/aggregator") for name in line)
 
 
+@pytest.mark.long
 def test_adapters_alone_are_saved_under_lora(base, tmp_path):
     config = tiny_config(base, steps=2)
     policies = dataclasses.replace(config.policies, train="lora", lora_rank=2, lora_alpha=4.0)

@@ -96,6 +96,7 @@ def test_a_later_turn_shows_what_was_added_and_control_characters_are_spelled_ou
     assert "a\\x1b[2J\\rb\\tc" in text and "1\\x07?" in text and "\x1b" not in text and "\r" not in text
 
 
+@pytest.mark.long
 def test_stored_episodes_and_the_page_have_the_prompts(base, tmp_path):
     run = tmp_path / "run"
     fields = {

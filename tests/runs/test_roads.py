@@ -43,6 +43,7 @@ def alone(base, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.long
 def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
     """The same lines; the first step from the same state has the same numbers, and so has the base."""
     loop.train(config(base, road="hosted"), tmp_path / "run", live=quiet())
@@ -66,6 +67,7 @@ def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
     assert json.loads((alone / "config.json").read_text())["settled"]["road"] == "compiled"
 
 
+@pytest.mark.long
 def test_policies_without_an_anchored_role_tell_no_kl_and_slots_that_learn_nothing_no_gradient(
     base, tmp_path
 ):
@@ -196,11 +198,13 @@ class Asked(Live):
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.long
 def test_seeds_may_be_hosted_too(base, whole, tmp_path):
     loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet())
     same(tmp_path / "runs" / "seed-0", whole)
 
 
+@pytest.mark.long
 def test_no_seed_begins_a_save_before_all_have_ended_the_one_before(base, tmp_path, monkeypatch):
     """Killed while one of two has saved two steps more, both would have none in common."""
     begun, early, finish = threading.Event(), [], Checkpoints._finish
@@ -217,6 +221,7 @@ def test_no_seed_begins_a_save_before_all_have_ended_the_one_before(base, tmp_pa
     assert early == [False]
 
 
+@pytest.mark.long
 def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
     with pytest.raises(FolderError, match=r'config.road: "compiled" -> "hosted"'):
         loop.train(config(base, road="hosted"), alone, live=quiet())
@@ -246,7 +251,7 @@ def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
     )
 
 
-@pytest.mark.parametrize("road", ["compiled", "hosted"])
+@pytest.mark.parametrize("road", ["compiled", pytest.param("hosted", marks=pytest.mark.long)])
 def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatch):
     tried = roads.seconds_of_step
 
@@ -292,6 +297,7 @@ def test_the_hosted_road_is_taken_where_the_faster_one_is_asked_for_and_a_step_d
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"] == "hosted"
 
 
+@pytest.mark.long
 def test_a_road_that_is_asked_for_is_taken_whatever_was_settled(base, tmp_path):
     """Where it is left open again, it is timed again."""
     workdir = tmp_path / "run"

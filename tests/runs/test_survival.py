@@ -27,6 +27,7 @@ from marl_jax.runs.loading import roads
 from marl_jax.terminal.live import Live
 
 
+@pytest.mark.long
 def test_a_finished_run_is_left_as_it_is(base, whole):
     before = records(whole), weights(whole)
     assert run(base, whole) == 8
@@ -143,6 +144,7 @@ def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, t
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.long
 def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path, monkeypatch):
     class Asked(Live):
         def rollout(self, progress):
@@ -180,6 +182,7 @@ def test_a_run_stopped_by_broken_gradients_is_saved_without_them_and_goes_on(
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.long
 def test_a_damaged_newest_checkpoint_costs_only_its_own_steps(base, whole, tmp_path):
     run(base, tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "8"

@@ -77,6 +77,7 @@ def test_a_request_that_gave_its_lane_up_goes_on_as_if_it_had_not(params, alone)
         assert len(completion.logprobs) == len(completion.tokens)
 
 
+@pytest.mark.long
 def test_adapters_and_kept_sets_go_on_with_a_request(params):
     served, features = with_adapters(make_adapters()), Features(truncate=True, candidates=8)
     requests = [

@@ -406,6 +406,7 @@ def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
 
 
+@pytest.mark.long
 def test_runs_that_cannot_be_compared_are_listed_in_the_terminal(tmp_path):
     for seed, steps in enumerate((3, 4)):
         about = config(steps=steps)
@@ -416,6 +417,7 @@ def test_runs_that_cannot_be_compared_are_listed_in_the_terminal(tmp_path):
     assert "Runs\n" in printed and "3/3" in printed and "have no seed in common" in printed
 
 
+@pytest.mark.long
 def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tmp_path):
     for cell, height in (("voting-isolated-s-math", 0.2), ("voting-isolated-s-math+votes6", 0.4)):
         for seed in range(5):
