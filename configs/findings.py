@@ -100,7 +100,7 @@ CHANGES: dict[str, Change] = {
     **{f"calls{calls}": _with(calls=calls) for calls in (2, 3)},
     **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 98)},
     "slots": lambda config: _learner(config, gradients="slots"),
-    **{f"rate{times}": _rate(times) for times in (2, 3, 4, 6)},
+    **{f"rate{times}": _rate(times) for times in (3, 6, 8, 10)},
     "short": _steps(10),
     "long": _steps(400),
     # The original study's regime, or only one of its two confounds.
