@@ -100,7 +100,7 @@ CHANGES: dict[str, Change] = {
     **{f"calls{calls}": _with(calls=calls) for calls in (2, 3)},
     **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 98)},
     "slots": lambda config: _learner(config, gradients="slots"),
-    **{f"rate{times}": _rate(times) for times in (3, 6, 8, 10)},
+    **{f"rate{times}": _rate(times) for times in (3, 6)},
     "short": _steps(10),
     "long": _steps(400),
     # The original study's regime, or only one of its two confounds.
@@ -146,6 +146,11 @@ SETS = {
     "controls": (
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
         *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 98)),
+    ),
+    # The clean cells at other learning rates. With ten times the rate, isolated voting ends all accuracy within 20 steps.
+    "rates": (
+        *(f"{flow}-xs-math+rate3" for flow in ("voting-isolated", "voting-shared", "single_matched-shared")),
+        *(f"{flow}-xs-math+rate6" for flow in ("voting-isolated", "voting-shared")),
     ),
     "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
     "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),
