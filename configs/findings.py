@@ -147,7 +147,7 @@ SETS = {
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
         *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 98)),
     ),
-    # The clean cells at other learning rates. With ten times the rate, isolated voting ends all accuracy within 20 steps.
+    # Clean cells at other learning rates. At ten times the rate isolated voting loses all accuracy within 20 steps.
     "rates": (
         *(f"{flow}-xs-math+rate3" for flow in ("voting-isolated", "voting-shared", "single_matched-shared")),
         *(f"{flow}-xs-math+rate6" for flow in ("voting-isolated", "voting-shared")),
