@@ -164,8 +164,13 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
             yield itself(5, f"terminal over peak of {more.label}", more, "peak", FROM_PEAK)
         elif changed and _only(pair, "learner.interventions"):
             yield ends._replace(question=6)
-        # Two changed cells differ in two changes, so each is compared only with the clean one.
-        elif pair.planned and not more.single and _is_clean(less):
+        # Two changed cells differ in two changes, so each is compared only with the clean one that is nearest to it.
+        elif (
+            pair.planned
+            and not more.single
+            and _is_clean(less)
+            and not (changed and _is_far(pair, more, pairs))
+        ):
             yield ends
 
 
@@ -173,6 +178,12 @@ def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
     """The isolated and the shared cell of a pair that differs only in this; None for any other pair."""
     sides = [(one, other) for one, other in (pair[:2], pair[1::-1]) if one.isolated and other.shared]
     return sides[0] if sides and _only(pair, "policies.map") else None
+
+
+def _is_far(pair: Pair, changed: Cell, pairs: Sequence[Pair]) -> bool:
+    """Whether a changed cell differs from some clean cell in only a part of what it differs in here."""
+    clean = (each for each in pairs if changed in each[:2] and any(map(_is_clean, each[:2])))
+    return any(set(each.differ) < set(pair.differ) for each in clean)
 
 
 def _control(pair: Pair) -> str:

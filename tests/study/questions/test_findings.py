@@ -268,6 +268,15 @@ def test_what_is_no_confound_and_no_intervention_answers_neither_question(tmp_pa
     assert (found[4].answer == "Not run.") == (question == NONE) and found[5].answer == "Not run."
 
 
+def test_a_changed_cell_meets_the_clean_one_that_is_nearest_to_it(tmp_path):
+    name, rate = "voting-isolated-s-math", {"optimiser": {"schedule": {"learning_rate": 1e-3}}}
+    damped = {"interventions": {"mixing": {"damping": 0.3}}}
+    runs = cell(tmp_path, name, RISING, **learner()) + cell(tmp_path, f"{name}+rate", FLAT, **learner(**rate))
+    runs += cell(tmp_path, f"{name}+damping", RISING, **learner(**damped))
+    rows = {row[0]: row[7] for row in findings.answers(runs)[1].rows if "base" not in row[0]}
+    assert rows == {f"{name}+rate over {name}": NONE, f"{name}+damping over {name}": "6"}
+
+
 POWERS = [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")]
 
 
