@@ -73,6 +73,8 @@ def read(text: str) -> Node:
         if len(parts := _split(text, _SET_OPERATOR)) > 1:
             sign, *others = {match.group() for match in _SET_OPERATOR.finditer(text)}
             return _text(text) if others else _set_algebra(sign, tuple(map(read, parts))) or _text(text)
+    if (points := _points(text)) is not None:
+        return points
     if len(parts := _split(text, _SEPARATOR)) > 1:
         if not all(parts):
             return _text(text)
@@ -102,7 +104,8 @@ _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
-_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
+_OR, _AND = (re.compile(rf"(?<![A-Za-z\\]){word}(?![A-Za-z])") for word in ("or", "and"))
+_SEMICOLON = re.compile(";")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
@@ -177,6 +180,28 @@ def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
     if all(item[0] == "set" for item in items):
         return ("set", tuple(itertools.chain.from_iterable(item[1] for item in items)))
     return ("union", items)
+
+
+def _points(text: str) -> Node | None:
+    """Solutions that each give all the names a value, as points: x = 1, y = 2 or x = 2, y = 1 is (1, 2), (2, 1)."""
+    for joint in (_OR, _SEMICOLON, _AND):
+        parts = _split(text, joint)
+        nodes = [read(part.strip(",; ")) for part in parts] if len(parts) > 1 else []
+        if not nodes or any(node[0] != "list" for node in nodes):
+            continue
+        points = [{_name(item): item for item in node[1]} for node in nodes]
+        alike = len(set(map(frozenset, points))) == 1 and "" not in points[0]
+        # x > 0, y > 1 and x < 2, y < 3 are conditions on one point.
+        separate = joint is _OR or all(item[0] == "equation" for node in nodes for item in node[1])
+        if alike and separate and all(len(point) == len(node[1]) for point, node in zip(points, nodes)):
+            rows = (tuple(point[name] for name in sorted(point)) for point in points)
+            return ("list", tuple(("bracket", "(", ")", row, "") for row in rows))
+    return None
+
+
+def _name(item: Node) -> str:
+    """The name that a value or a condition is of; "" for none."""
+    return unbraced(item[1][0]) if item[0] == "equation" and len(item[1]) == 2 else _variable_of(item)
 
 
 def _solutions(items: tuple[Node, ...]) -> Node | None:
