@@ -515,6 +515,10 @@ SAME = {
         ("y=2, x=1", "x=1,y=2"),
         ("2y > 4x", "y > 2x"),
     ],
+    "a condition in brackets behind an equation": [
+        (r"x^2+4y^2=4\ (y\neq0)", r"\frac{x^{2}}{4}+y^{2}=1(y \neq 0)"),
+        ("y=0.5x, 0<x<4", r"y=\frac{1}{2}x (0<x<4)"),
+    ],
     "infinity bounds an interval": [
         (r"-\infty<x<3", r"(-\infty,3)"),
         (r"3<x<\infty", r"(3,\infty)"),
@@ -1190,6 +1194,11 @@ DIFFERENT = {
         (r"f(n)=n\text{ for all even }n", "f(n)=n"),
         ("f(x)=x, x", "f(x)=x"),
         (r"f(x)=2x\text{ for all }x", "f(x)=x"),
+    ],
+    "another condition": [
+        ("y=x^2", "y=x^2 (x>0)"),
+        ("y=x^2 (x>0)", r"y=x^2 (x\ge0)"),
+        (r"x^2+y^2=1 (x\ne1)", r"x^2+y^2=1 (y\ne1)"),
     ],
     "answers for other integers": [
         (r"x=n\pi, n\in\mathbb{Z}", r"x=2k\pi, k\in\mathbb{Z}"),

@@ -51,6 +51,9 @@ def clean(text: str) -> str:
         text = match["function"]
     if (match := _FAMILY.fullmatch(text)) is not None:
         text = _family(**match.groupdict())
+    head, _, condition = text.rpartition("(")  # y = x^2 (x > 0)
+    if condition.endswith(")") and condition.count(")") == 1 and "=" in head and _ORDER.search(condition):
+        text = f"{head.rstrip(' ,;')}, {condition[:-1]}"
     if (match := _WORDED.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _WORD_FORMS[match["word"]].format(match["count"])
     return _NUMERALS.get(text.lower(), text)
@@ -322,6 +325,7 @@ _PLAIN_WORD = re.compile(
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
+_ORDER = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
 _COMPARISON = re.compile(r"<=|>=|=<|(?<![\d)}])!=|==")  # 5!=120 contains a factorial
 _LETTER_CHOICE = re.compile(r"^\(?([A-Z])[).:]$")
