@@ -618,6 +618,7 @@ SAME = {
     "sets by condition, and unions of finite sets": [
         (r"\{x\mid x\ge3\}", r"[3,\infty)"),
         (r"\{x:0<x<1\}", "(0,1)"),
+        (r"{x|x<1 \text{ or } x>3}", r"(-\infty,1)\cup(3,\infty)"),
         (r"\{x\in\mathbb{R}\mid x\ge3\}", r"[3,\infty)"),
         (r"\{x:x<1\text{ or }x>3\}", r"(-\infty,1)\cup(3,\infty)"),
         (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}"),
@@ -1141,6 +1142,7 @@ DIFFERENT = {
     ],
     "other sets": [
         (r"\{x\mid x\ge3\}", r"(3,\infty)"),
+        (r"{x|x\ge3}", r"(3,\infty)"),
         (r"\{x\mid y\ge3\}", r"[3,\infty)"),
         (r"\{x\in\mathbb{Z}\mid x\ge3\}", r"[3,\infty)"),
         (r"\{x:0<x<1\}", "[0,1]"),

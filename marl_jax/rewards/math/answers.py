@@ -269,8 +269,9 @@ def _bracket(text: str) -> Node:
     right = match.group()
     inner = text[len(left) : match.start()].strip()
     parts = _split(inner, _SEPARATOR) if inner else []
-    if left == "\\{":
-        return _set_builder(inner) or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
+    numbers = _set_builder(inner) if left in ("\\{", "{") else None
+    if numbers or left == "\\{":
+        return numbers or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
     items = tuple(map(read, parts))
     if len(items) == 1 and (left in "({" or items[0][0] == "matrix"):
         return items[0]
