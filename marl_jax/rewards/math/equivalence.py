@@ -56,9 +56,11 @@ from marl_jax.rewards.warn import ungraded
 
 MAX_CHARS = 1000  # longest answer that is parsed; a longer one must be the text of the gold answer
 MAX_ITEMS = 40  # most items of a list that are compared by value
-_ROUNDED = re.compile(
-    r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+"
-    r"(?:\\?[ ,;~])*+(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*\$?\.?\s*"
+_GAP = r"(?:\\?[\s,;~])*+"
+_ROUNDED = re.compile(  # 2\sqrt3 \approx 3.46, 1/3 \approx 33.3\%, or with the rounded value in brackets
+    rf"\s*\$?(?P<exact>[^$]*[^$\s(\\,;~]){_GAP}(?P<opened>\()?\s*(?:\\approx|\\simeq|[≈≃])\s*-?(?:\d+(?:,\d{{3}})*)?\.?\d*"
+    rf"(?<=\d)(?:\s*\\(?:times|cdot)\s*10\^(?:\d|\{{-?\d+\}}))?(?:\\?%)?{_GAP}"
+    r"(?P<unit>(?:\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\d|\^\{\d\})?)?)\s*(?(opened)\))\s*\$?\.?\s*"
 )
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 _ARGUMENT = re.compile(r"(?<=[A-Za-z])\([a-z]\)$")
