@@ -44,6 +44,8 @@ def equal(answer: list, gold: list) -> bool:
     """Whether two trees of `expressions`, in the form in which they are sent, are equal."""
     import sympy
     from math_verify import verify
+    from sympy.functions.elementary.hyperbolic import HyperbolicFunction
+    from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
     a, b = _build(answer), _build(gold)
     if not a.free_symbols and not b.free_symbols:  # simplification may fail to prove constants equal
@@ -53,15 +55,31 @@ def equal(answer: list, gold: list) -> bool:
             return True
     # As a difference, because `verify` compares two sides by their text alone if one of them is a lone symbol.
     difference = a - b
+    if difference.has(sympy.log) and _vanishes_apart(difference):
+        return True
     if verify([sympy.Integer(0)], [difference], timeout_seconds=None):
         return True
-    if difference.has(sympy.sin, sympy.cos, sympy.tan, sympy.cot, sympy.sec, sympy.csc) and _vanishes(
-        difference
-    ):
+    if difference.has(TrigonometricFunction, HyperbolicFunction) and _vanishes(difference):
         return True
     if all(power.exp.is_Integer or not power.base.free_symbols for power in difference.atoms(sympy.Pow)):
         return False
     return sympy.factor(difference, deep=True) == 0  # the root of x^2 + 2x + 1 is |x + 1|
+
+
+def _vanishes_apart(difference: Any) -> bool:
+    """Whether a difference is zero with logarithms of products as sums: ln|x^2 - 1| is ln|x - 1| + ln|x + 1|.
+
+    That may be another branch of the logarithm, which values at negative points have refuted by then.
+    """
+    import sympy
+    from sympy.simplify.fu import TR1, TR2
+
+    arguments = [logarithm.args[0] for logarithm in difference.atoms(sympy.log)]
+    if not all(each.free_symbols or each.is_positive for each in arguments):  # sympy may search forever
+        return False
+    factored = sympy.factor(TR2(TR1(difference)), deep=True)  # in sines and cosines
+    split = factored.replace(sympy.Abs, lambda part: sympy.Mul(*map(abs, sympy.Mul.make_args(part))))
+    return sympy.expand(sympy.expand_log(split, force=True)) == 0
 
 
 def _vanishes(difference: Any) -> bool:
