@@ -26,8 +26,8 @@ Node = tuple
 def readings(text: str) -> Iterator[Node]:
     r"""The ways to read a cleaned answer. 1,234, 5 is a list of two numbers or of three, but 1,034 is always one
     number. A, C is also AC; 10 am also 10:00 am; 90^\circ - A also 90 - A; x = 1, y = 2 also a point; x > 1 and x < 3
-    also one interval; x \ne 1, 2 also a set; 1/4 or 0.25 also one number; the m of 5 m also a variable. A text that is
-    nested too deep is only text.
+    also one interval; x \ne 1, 2 also a set; 3x \pm y = 0 also two lines; 1/4 or 0.25 also one number; the m of 5 m
+    also a variable. A text that is nested too deep is only text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -48,6 +48,8 @@ def readings(text: str) -> Iterator[Node]:
         yield read(rf"(-\infty,\infty) \setminus \{{{match['points']}\}}")
     node = read(text)
     yield node
+    if node[0] == "equation" and (signed := _signed(text)):
+        yield ("list", signed)
     if _LETTER.search(text):
         yield read(_LETTER.sub(r"{\1}", text))
     if node[0] == "list" and all(item[0] == "equation" and len(item[1]) == 2 for item in node[1]):
