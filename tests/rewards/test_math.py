@@ -384,6 +384,13 @@ SAME = {
         ("3辆", "3"),
         (r"80\text{千米/时}", r"80\text{ km/h}"),
         (r"10\text{ MeV}", "10"),
+        *(
+            (rf"10\text{{ {unit}}}", "10")
+            for unit in ("erg/s", "pc", "Å", r"\AA", "GPa", "ppm", "T", "A", "μF")
+        ),
+        (r"10\,\mu\mathrm{m}", r"10\text{ micrometers}"),
+        (r"f = 2\mu N", r"2 \mu N"),
+        ("2 C", r"C\cdot 2"),
         (r"12\text{平方厘米}", r"12\text{ cm}^2"),
         (r"5 EUR", r"5"),
         (r"30\,\mathrm{cm^{2}}", r"30"),
@@ -1020,6 +1027,10 @@ DIFFERENT = {
         (r"12 N", r"12\,\mathrm{N\cdot m}"),
         (r"5 m g", r"5 mg"),
         (r"5\text{ kcal}", r"5\text{ cal}"),
+        (r"5\text{ μm}", r"5\text{ mm}"),
+        (r"5\text{ A}", r"5\text{ V}"),
+        (r"2\mu m", "2"),
+        ("2A", "2"),
         (r"3小时", r"3\text{ minutes}"),
         ("3辆", "3本"),
         (r"3\text{ MPa}", r"3\text{ mPa}"),

@@ -158,6 +158,7 @@ _COMMAND_TABLE = r"""
     £                \pounds
     €                \euro
     ^\circ           \degree
+    angstrom         \AA
     \arcsin          \asin
     \arccos          \acos
     \arctan          \atan \arctg
@@ -199,6 +200,7 @@ _UNICODE_TABLE = r"""
     \sqrt[3] ∛
     \sqrt[4] ∜
     ^\circ ° º
+    angstrom Å
     \le    ≤ ⩽ ≦
     \ge    ≥ ⩾ ≧
     \lfloor ⌊

@@ -20,6 +20,8 @@ def measure(text: str) -> tuple[str, str, int]:
         return body[: match.start()].rstrip(), "degree" + match["scale"].upper(), 1
     elif (match := _OHMS.search(body)) is not None:
         return body[: match.start()].rstrip(), match["scale"] + "ohm", 1
+    elif (match := _MICRO.search(body)) is not None:
+        return body[: match.start()], "micro" + _singular(match["unit"]), 1
     elif (match := _CHINESE.search(body)) is not None:
         return body[: match.start()], _CHINESE_UNITS[match["unit"]].replace("-", " "), 1
     if not unit and (match := _COMPOUND.search(body)) is not None:
@@ -127,13 +129,16 @@ _DEGREES = re.compile(
     r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)(?:(?<=C)elsius|(?<=F)ahrenheit)?$", re.I
 )
 _OHMS = re.compile(r"(?<=\d)\s*(?P<scale>[kM]?)\s*\\Omega$")
+_MICRO = re.compile(
+    r"(?<=[\d}]) \\mu ?(?P<unit>[msLFHACTVJ]|Pa|eV|mol)$"
+)  # 5 \mu N may be a force of friction
 _FACTOR = r"[A-Za-z]{1,12}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 _COMPOUND = re.compile(rf"(?<= ){_FACTOR}(?:\s*(?:\\cdot|/)\s*{_FACTOR}){{1,4}}\s*$")
 _FACTORS = re.compile(r"(/?)\s*(?<!\\)\b([A-Za-z]+)(?:\s*\^\s*\{?\s*(-?\d))?")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _UNIT = re.compile(
     r"(?<![\\A-Za-z_{^])(?P<word>[A-Za-z]{2,20}(?:[ ./-]{1,3}[A-Za-z]{1,20}){0,5}"
-    r"|(?<= )[mgslhLNJWVK](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
+    r"|(?<= )[mgslhLNJWVKACT](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
 _ADJECTIVE = re.compile(
@@ -177,9 +182,18 @@ _ABBREVIATIONS = """
     kW=kilowatt kwh=kilowatthour khz=kilohertz mhz=megahertz ghz=gigahertz eV=electronvolt
     keV=kiloelectronvolt MeV=megaelectronvolt GeV=gigaelectronvolt Pa=pascal MPa=megapascal mA=milliampere
     rad=radian Hz=hertz N=newton J=joule W=watt V=volt K=kelvin kN=kilonewton kJ=kilojoule am=am pm=pm
+    GPa=gigapascal mT=millitesla mV=millivolt kV=kilovolt mW=milliwatt pF=picofarad nF=nanofarad nC=nanocoulomb
+    mH=millihenry pc=parsec kpc=kiloparsec Mpc=megaparsec arcsec=arcsecond arcmin=arcminute dB=decibel ly=lightyear
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
 UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter) == 1}
+_ALIASES |= {
+    "A": "ampere",
+    "C": "coulomb",
+    "T": "tesla",
+    "F": "farad",
+    "H": "henry",
+}  # \text{C} is also a choice
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
 _ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
 _ALIASES |= {
@@ -204,6 +218,7 @@ _COUNTED = """
     mole coulomb tesla bit byte kilobyte megabyte gigabyte dollar degree radian mouse mice goose
     geese fish sheep deer dice series species way point solution root pair piece block student
     boy girl friend team game question problem page book box bag bottle ticket coin card ball egg apple orange cookie
-    triangle circle digit number integer value term side edge vertex vertices face diagonal
+    triangle circle digit number integer value term side edge vertex vertices face diagonal angstrom erg light ppm psi
+    bpm
 """
 _KNOWN = {*_ALIASES.values(), *_COUNTED.split()} - {*_JOINTS}
