@@ -480,6 +480,7 @@ SAME = {
         ),
         ("D. not enough information", "(D)"),
         ("A, C", "AC"),
+        (r"\text{A}, \text{C}", "AC"),
         ("①, ③", "①③"),
         ("①③", "③和①"),
         ("ABD", "(A), (B) and (D)"),

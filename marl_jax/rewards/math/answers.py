@@ -101,7 +101,7 @@ def read(text: str) -> Node:
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}ACTFH])$")  # a letter without a space before it is no unit
 _CHOICE = r"[A-J]|\\textcircled\{\d+\}"
-_CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?:, ?and |, ?| and )(?:{_CHOICE}|\([A-J]\)))+")
+_CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?: ?, ?(?:and )?| and )(?:{_CHOICE}|\([A-J]\)))+")
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _EQUALS = re.compile("=")
