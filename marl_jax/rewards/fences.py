@@ -16,7 +16,7 @@ def extract_program(response: str) -> str | None:
 
     Fences are those of Markdown, also inside a list, whose indentation is removed. A block without an end counts. If
     the fences pair up better that way, a fence may also open after text, or close after code, or before punctuation,
-    ** or a tag.
+    ** or a tag, or before words if it begins its line.
     """
     blocks = _best_blocks(_LINE_END.split(response))
     written = [block for block in blocks if _is_written(block)] or blocks
@@ -29,7 +29,9 @@ _OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
 # The same after other text; trailing blanks of the line are removed before matching.
 _LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
-_LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:\s*(?:</|<\||[.,;:!?)*]).*)?$")
+_LATE_CLOSING = re.compile(
+    r"(?<!`)(?P<fence>`{3,})(?:\s*(?:</|<\||[.,;:!?)*}\]$]|(?<=^```)\s*\w\S*\s+\S).*)?$"
+)
 
 
 def _best_blocks(lines: Sequence[str]) -> list[list[str]]:

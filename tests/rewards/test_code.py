@@ -391,6 +391,9 @@ def test_what_is_inside_the_fences_stays_as_it_is():
         "<answer>\n```python\n{}\n```</answer>",
         "```python\n{}\n``` <|im_end|>",
         "**Answer:**\n```python\n{}\n```**",
+        "$$\\boxed{```python\n{}\n```}$$\nDone.",
+        "```python\n{}\n``` It returns `x`.\nDone.",
+        "```python\nold\n```Or better:\n```python\n{}\n```",
         "```python\nold```\nor\n```python\n{}\n```",
         "```python\nold\n```.\nor\n```python\n{}\n```",
         # Fences in running text are none while the others pair.
