@@ -186,9 +186,9 @@ def _tests(row: Row, name: str) -> tuple[Test, ...]:
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
-    """Tests in primeintellect, LiveCodeBench, TACO or this library's form, as tests of `run_program`."""
-    if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():  # TACO: columns
-        inputs, outputs = tests["inputs"], tests["outputs"]
+    """Tests in primeintellect, LiveCodeBench, TACO, CodeContests or this library's form, as tests of `run_program`."""
+    if isinstance(tests, dict) and {"inputs", "input"} & tests.keys():  # columns, of TACO or CodeContests
+        inputs, outputs = (tests.get(f"{side}s", tests.get(side)) for side in ("input", "output"))
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
             raise RowError("field 'tests' has inputs and outputs that are not two lists of one length")
         name = tests.get("fn_name")

@@ -174,6 +174,7 @@ def test_deepcoder_tests_become_those_of_run_program(open_set):
         ),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], {"stdin": "1", "stdout": "2"}),
         ({"inputs": ["1"], "outputs": ["2"]}, {"stdin": "1", "stdout": "2"}),  # TACO
+        ({"input": ["1"], "output": ["2"]}, {"stdin": "1", "stdout": "2"}),  # CodeContests
         (
             {"inputs": [[[1]]], "outputs": [[[1]]], "fn_name": "go"},
             {"call": "go", "args": [[1]], "expected": [1]},
