@@ -1,5 +1,6 @@
 """Programs pass when every test passes, and a verdict says which test failed and why."""
 
+import sys
 import textwrap
 import time
 
@@ -635,6 +636,9 @@ class Solution:
     assert run_program(source, tests, time_limit_s=5, memory_limit_mb=256).passed
 
 
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 14), reason="Python itself bounds calls through C there"
+)
 def test_answers_in_the_manner_of_leetcode_may_recurse_deeply():
     """As with the preamble that graders of this data put before them, which imports sys, json and io, too."""
     source = """
