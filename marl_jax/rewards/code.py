@@ -19,7 +19,7 @@ from marl_jax.rewards.compare import same_output, same_packed
 from marl_jax.rewards.sandbox import plain
 from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
 from marl_jax.rewards.sandbox.verdicts import Verdict, resolved
-from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
+from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, Zygote, first_frame
 
 TIME_LIMIT_S = 6.0  # per test, as in LiveCodeBench
 MEMORY_LIMIT_MB = 1024.0
@@ -98,17 +98,19 @@ def compute(
     """The value that a function of a program returns in each of two processes, for problems that models write.
 
     Text, numbers, booleans, None and lists of these are values. Random numbers are the same in every process of the
-    sandbox, so programs that draw them are accepted; programs that return a clock's time are refused.
+    sandbox, so programs that draw them are accepted; programs that return a clock's time or an address are refused.
     """
     test = CallTest(function, _packed(1, "args", list(args)), "null")
     limits, values = _limits(time_limit_s, memory_limit_mb), list[Any]()
 
-    def run_once(seat: Seat) -> str | None:
-        failure, answer = test.answer(source, limits, seat)
+    def run_once(number: int, seat: Seat) -> str | None:
+        failure, answer = test.answer(source, limits, seat.zygotes(2)[number])
         values.extend(answer or ())
         return failure
 
-    verdict = (pool or default_pool()).submit([run_once, run_once]).result()
+    # In two zygotes, because all processes of one have the same addresses.
+    runs = [functools.partial(run_once, number) for number in range(2)]
+    verdict = (pool or default_pool()).submit(runs).result()
     if not verdict.passed:
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
     refusal = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
@@ -160,14 +162,13 @@ class CallTest:
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None if the program passes, else why it fails."""
-        failure, answer = self.answer(source, limits, seat)
+        failure, answer = self.answer(source, limits, *seat.zygotes(1))
         if answer is None:
             return failure
         return None if same_packed(answer[0], plain.loads(self.expected)) else "wrong answer"
 
-    def answer(self, source: str, limits: Limits, seat: Seat) -> tuple[str | None, list[Any] | None]:
+    def answer(self, source: str, limits: Limits, zygote: Zygote) -> tuple[str | None, list[Any] | None]:
         """(why the call has no value, None); or (None, the packed value that it returned, in a list)."""
-        (zygote,) = seat.zygotes(1)
         job = {"mode": "call", "source": source, "call": self.call, "args": plain.loads(self.args)}
         room = limits.result_bytes + _ROOM * len(self.expected)
         ended = zygote.run(job, dataclasses.replace(limits, result_bytes=room))
