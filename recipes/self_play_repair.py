@@ -30,7 +30,7 @@ def breaks(task, text):
     """Tool: whether the program in a text runs and a test finds a wrong value."""
     code = program(task, text)
     verdict = run_program(code, task.tests) if code else None
-    return bool(verdict and not verdict.passed and verdict.reason.endswith("wrong answer"))
+    return bool(verdict and verdict.reason.partition(": ")[2] == "wrong answer")
 
 
 def bug(task, text, order):

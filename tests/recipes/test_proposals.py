@@ -131,7 +131,8 @@ def program(body):
 
 def test_a_bug_is_a_program_that_runs_and_that_a_test_notices():
     assert self_play_repair.breaks(ADD, program("x+8"))
-    for said in (program("x+7"), program("x+"), program("y"), "x+8", ""):
+    raises = program("exec('raise Exception(\"wrong answer\")')")
+    for said in (program("x+7"), program("x+"), program("y"), raises, "x+8", ""):
         assert not self_play_repair.breaks(ADD, said)
 
 
