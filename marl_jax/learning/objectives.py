@@ -259,7 +259,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
 def _aim_of_pairs(rows: Table, values: np.ndarray, weight: np.ndarray, config: PreferenceConfig) -> Aim:
     """The pairs of these rows that dpo learns from."""
     prompts = same_prompt(rows)
-    pairs, without = contrasts(values, prompts, config.pairs, config.gap)
+    pairs, without = contrasts(np.where(weight > 0, values, np.nan), prompts, config.pairs, config.gap)
     used, positions = np.unique(pairs, return_inverse=True)
     counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
     why = (

@@ -100,6 +100,8 @@ def test_what_has_no_value_or_no_weight_is_none_of_the_others():
     rows = rows.replace(reward=np.array([1.0, 0.0, np.nan, 5.0]), weight=np.array([1.0, 1.0, 1.0, 0.0]))
     found = objectives.aim("sppo", rows, PreferenceConfig())
     assert (found.rows.tolist(), found.target.tolist()) == ([0, 1], [1.0, 0.0])
+    pair = objectives.aim("dpo", rows, PreferenceConfig())
+    assert (pair.rows.tolist(), pair.pairs.tolist()) == ([0, 1], [[0, 1]])
 
 
 def test_the_others_of_a_group_may_be_of_another_policy():
