@@ -1,5 +1,6 @@
 """Checks of the workflow of a configuration: its settings, its calls and limits, and the policies of its roles."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,6 +63,8 @@ def _settings(config: RunFields) -> Problems:
             yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
         elif misfit := _misfit(value, workflow.settings[name], name in workflow.counts):
             yield f"workflow.settings.{name} is {value!r}; it must be {misfit}"
+        elif error_of(lambda value=value: json.dumps(fields.to_json(value), allow_nan=False)):
+            yield f"workflow.settings.{name} is {value!r}; it must be a value that JSON can store, with finite numbers"
 
 
 def _misfit(value: Any, default: Any, counted: bool) -> str | None:

@@ -458,6 +458,8 @@ def test_settings_of_ones_own_workflow_are_of_the_types_of_their_defaults():
         ("loud", "3", "true or false"),
         ("words", "b", 'a JSON list, such as ["a", "b"] or [1, 2]'),
         ("rounds", "0", "an integer from 1 on"),
+        ("limit", "NaN", "a value that JSON can store, with finite numbers"),
+        ("words", "[1, -Infinity]", "a value that JSON can store, with finite numbers"),
     ):
         with pytest.raises(ConfigError, match=rf"workflow\.settings\.{name} is .*; it must be") as refusal:
             own((f"workflow.settings.{name}", text))
