@@ -80,7 +80,7 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
             owner = stack.enter_context(lock(path / LOCK))
         if owner is not None:
             raise FolderError(
-                f"another process ({owner}) is running in '{path}': wait for it, stop it, or choose another --workdir"
+                f"another process ({owner}) is running in '{path}': wait for it, stop it, or {way_out}"
             )
         yield path
 

@@ -486,7 +486,10 @@ def test_rows_added_after_training_are_told_since_they_bring_learned_ones_into_t
 
 
 def test_a_run_that_is_training_is_left_alone(run):
-    with open_folder(run), pytest.raises(FolderError, match=r"another process .* is running in"):
+    with (
+        open_folder(run),
+        pytest.raises(FolderError, match=r"another process .* is running in .*, or give --out=DIR"),
+    ):
         evaluate(run)
 
 
