@@ -78,7 +78,6 @@ def train(
     keep_programs()
     if config.road != "hosted":
         cpu_devices()
-    newly_ungraded()  # answers that this process could not grade before the run do not count
     with contextlib.ExitStack() as stack:
         # One of several processes cannot save and leave by itself: all stop at the next step or rollout.
         stop = Stop(patience if count == 1 else None)
@@ -99,6 +98,7 @@ def train(
             stop.farewell()
             folders = folders_of(config, workdir)
             return min(max(saved_steps(place / "checkpoints"), default=0) for place in folders)
+        newly_ungraded()  # answers that could not be graded before the run, or while roads were timed, do not count
         return _train(config, road, runs, states, live, stop)
 
 

@@ -93,7 +93,14 @@ def test_an_update_reaches_the_sampler_of_every_policy(whole):
         assert {(call.policy, call.version) for call in episode.calls} == {("p0", 7), ("p1", 7)}
 
 
-def test_what_could_not_be_graded_before_a_run_is_not_counted_as_its_own(base, tmp_path):
+def test_what_could_not_be_graded_before_a_run_is_not_counted_as_its_own(base, tmp_path, monkeypatch):
+    inner = loop.open_runs
+
+    def opened(*args):
+        ungraded("of a road that is timed")
+        return inner(*args)
+
+    monkeypatch.setattr(loop, "open_runs", opened)
     ungraded("of something before")
     assert run(base, tmp_path / "run", steps=1) == 1
     evaluations = (tmp_path / "run" / "eval.jsonl").read_text()
