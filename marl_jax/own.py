@@ -73,6 +73,13 @@ def call_user_function(function: Callable[..., Any], who: str, *args: Any) -> An
         raise OwnError(f"{who} raised {error_line(error, file_of(function))}") from error
 
 
+def in_words(value: Any, most: int = 60) -> str:
+    """What user code returned, in one line: an array by its shape and type, anything else by its text."""
+    if getattr(value, "ndim", 0):
+        return f"an array {list(value.shape)} of {value.dtype}"
+    return " ".join(repr(value).split())[:most]
+
+
 def error_text(error: BaseException) -> str:
     """An exception as it is recorded: its type and text, or only the type if its `str` raises."""
     name = type(error).__name__

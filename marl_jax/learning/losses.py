@@ -21,7 +21,7 @@ import numpy as np
 from marl_jax import fields
 from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import precision
-from marl_jax.own import OwnError, call_user_function, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, in_words, is_own, own_function
 
 Kind = str  # one of KINDS or OBJECTIVES, or a user's own token loss as "module:function"
 Aggregation = Literal[
@@ -352,7 +352,7 @@ def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Arra
     is_float = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
     if getattr(loss, "shape", None) != logp.shape or not is_float:
         raise OwnError(
-            f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
+            f"loss '{kind}' returned {in_words(loss)}; return an array {list(logp.shape)}, one loss a token"
         )
     return loss
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.episodes import Episode
-from marl_jax.own import OwnError
+from marl_jax.own import OwnError, in_words
 from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Table
 from marl_jax.task import Task
@@ -115,5 +115,5 @@ def finite(value: Any, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise OwnError(f"{what} is {value!r}; it must be a finite number")
+        raise OwnError(f"{what} is {in_words(value)}; it must be a finite number")
     return number

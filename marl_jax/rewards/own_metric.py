@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.own import OwnError, call_user_function, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, in_words, is_own, own_function
 from marl_jax.table import Table
 
 Metric = Callable[[Table], Any]  # returns a value of 0 to 1 for each of `table.bare_episodes`
@@ -51,7 +51,7 @@ def _checked(result: Any, episodes: int, who: str) -> np.ndarray:
     try:
         values = np.asarray(result, np.float64)
     except (TypeError, ValueError):
-        raise OwnError(f"{who} returned {result!r:.60}; return one number per episode") from None
+        raise OwnError(f"{who} returned {in_words(result)}; return one number per episode") from None
     if values.shape != (episodes,):
         size = f"an array of shape {values.shape}" if values.ndim != 1 else f"{len(values)} values"
         raise OwnError(f"{who} returned {size} for {episodes} episodes; return one number per episode")

@@ -18,7 +18,7 @@ from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import OwnError, as_static, call_user_function, own_function
+from marl_jax.own import OwnError, as_static, call_user_function, in_words, own_function
 from marl_jax.sampling import methods
 
 Array = Any  # numpy on the host, JAX inside a program
@@ -251,8 +251,7 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
 def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:
     result = call_user_function(own_function(name, "sampler"), f"sampler '{name}'", logits)
     if jnp.shape(result) != logits.shape:
-        what = f"an array {list(result.shape)}" if hasattr(result, "shape") else f"{result!r:.80}"
         raise OwnError(
-            f"sampler '{name}' returned {what}; return logits {list(logits.shape)}, as it was given"
+            f"sampler '{name}' returned {in_words(result)}; return logits {list(logits.shape)}, as it was given"
         )
     return result

@@ -211,6 +211,10 @@ def texts(rewards, groups):
     return rewards.astype(str)
 
 
+def column(rewards, groups):
+    return rewards[:, None]
+
+
 def infinite(rewards, groups):
     return rewards / 0.0
 
@@ -223,7 +227,8 @@ def raising(rewards, groups):
     ("name", "reason"),
     [
         ("one_number", "for 8 rewards; return an array of as many"),
-        ("texts", "for 8 rewards; return an array of as many numbers"),
+        ("texts", r"returned an array \[8\] of <U32 for 8 rewards; return an array of as many numbers"),
+        ("column", r"returned an array \[8, 1\] of float32 for 8 rewards"),  # in one line
         ("infinite", "not finite"),
         ("raising", r"estimator '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
     ],

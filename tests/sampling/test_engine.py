@@ -464,7 +464,7 @@ def test_a_sampler_that_is_written_anew_is_the_one_that_is_called(params, monkey
 SAMPLERS = {
     "raising": (lambda logits: {}[0], "raised KeyError: 0"),
     "nothing": (lambda logits: None, "returned None; return logits [8, 96]"),
-    "narrow": (lambda logits: logits[:, 1:], "returned an array [8, 95]; return logits [8, 96]"),
+    "narrow": (lambda logits: logits[:, 1:], "returned an array [8, 95] of float32; return logits [8, 96]"),
 }
 
 

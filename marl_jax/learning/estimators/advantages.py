@@ -18,7 +18,7 @@ import numpy as np
 
 from marl_jax.fields import require
 from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, precision
-from marl_jax.own import OwnError, call_user_function, is_own, own_function
+from marl_jax.own import OwnError, call_user_function, in_words, is_own, own_function
 from marl_jax.table import dense
 
 Estimator = str  # one of ESTIMATORS, or a user's own as "module:function"
@@ -176,7 +176,7 @@ def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
     is_number = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
     if getattr(advantages, "shape", None) != rewards.shape or not is_number:
         raise OwnError(
-            f"{label} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many numbers"
+            f"{label} returned {in_words(advantages)} for {len(rewards)} rewards; return an array of as many numbers"
         )
     if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
         raise OwnError(f"{label} returned advantages that are not finite")

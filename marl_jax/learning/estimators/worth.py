@@ -28,7 +28,7 @@ from marl_jax.learning.estimators.groups import (
     group_key,
     is_attribute,
 )
-from marl_jax.own import OwnError, call_user_function, own_function
+from marl_jax.own import OwnError, call_user_function, in_words, own_function
 from marl_jax.table import Table, path_tuples
 
 ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
@@ -118,7 +118,8 @@ def _own_columns(table: Table, name: str) -> Table:
     """The table with the columns that a user's function returns."""
     returned = call_user_function(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", table)
     message = (
-        f"advantages.rows '{name}' returned {returned!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
+        f"advantages.rows '{name}' returned {in_words(returned, 80)}; "
+        f"return a dictionary of {', '.join(ROW_COLUMNS)}"
     )
     if not isinstance(returned, Mapping) or not set(returned) <= set(ROW_COLUMNS):
         raise OwnError(message)
