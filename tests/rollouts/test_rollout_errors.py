@@ -109,6 +109,8 @@ def broken(kind):
         if task.id == "t2":
             if kind == "raises":
                 raise RuntimeError("boom")
+            if kind == "finds nothing":
+                next(line for line in heard.text.splitlines() if line == "a line that nobody wrote")
             if kind == "exits":
                 raise SystemExit(1)
             if kind == "is cancelled":
@@ -167,6 +169,7 @@ def broken(kind):
 
 ERRORS = {
     "raises": r"RuntimeError: boom \(in flow, line \d+\)",
+    "finds nothing": r"^StopIteration: \(in flow, line \d+\)$",
     "exits": "SystemExit: 1",
     "is cancelled": "CancelledError:",
     "leaves in its own way": "Strange: gone",
