@@ -310,15 +310,16 @@ def _monitor(key: str, factor: float) -> tuple[str, Alarm]:
     """A monitor's name, and the function that gives the step of a run at which it fires first."""
 
     def fires(run: Run) -> float | None:
-        window = max(run.steps / 10, 1)
+        window, firsts = max(run.steps / 10, 1), []
         for role in run.roles:
             steps, values = run.series(f"role/{role}/{key}").known
             begin = values[steps <= window].mean() if (steps <= window).any() else 0.0
             for step in steps[steps > window] if begin else ():
                 now = values[(steps > step - window) & (steps <= step)].mean() / begin
                 if (now >= factor) if factor > 1 else (now <= factor):
-                    return float(step)
-        return None
+                    firsts.append(float(step))
+                    break
+        return min(firsts, default=None)
 
     way = f"rises to {factor:g}" if factor > 1 else f"falls to {factor:.2g}"
     return f"{key} {way} times its start", fires

@@ -440,6 +440,20 @@ def test_a_run_stopped_before_its_first_evaluation_keeps_its_base(tmp_path):
         assert mechanisms._saved(told, step) == pytest.approx(100 * (kept - np.mean(shares[-3:])))
 
 
+def test_a_monitor_fires_when_the_first_of_the_roles_passes_its_threshold(tmp_path):
+    lines = [
+        metrics(step) | {"role/generator/entropy": 1.0 if step < 30 else 0.1, "role/aggregator/entropy": 1.0}
+        for step in range(1, 41)
+    ]
+    told = run(tmp_path / "voting-isolated-s-math" / "seed-0", 0, {40: [1.0]}, lines=lines)
+    _, fires = mechanisms._monitor("entropy", 1 / 3)
+    late = fires(told)
+    for line in lines[14:]:
+        line["role/aggregator/entropy"] = 0.1
+    told = run(tmp_path / "voting-isolated-s-math" / "seed-1", 1, {40: [1.0]}, lines=lines)
+    assert fires(told) == late - 15
+
+
 def test_an_alarm_after_the_fall_foretells_nothing_and_what_it_stops_for_nothing_counts(tmp_path):
     """Even seeds are warned before their fall at step 20, two odd ones behind it, and one for nothing."""
     rng, runs, warned = np.random.default_rng(3), [], {0: 15, 1: 30, 4: 15, 5: 30, 7: 30}
