@@ -132,7 +132,7 @@ def _captured(answered: Answered) -> Verdict:
     after = "too few held-out seeds to test its effect" if few else f"rank correlation {rho}, p {p}"
     named = f" ({'; '.join(uneven)})" if uneven else ""
     by = f"one role has more than an even share in {len(uneven)} of {cells} cells{named}; {after}"
-    follows = not few and rho.startswith("-") and float(p) <= LEVEL  # more dominance is followed by a loss
+    follows = not few and rho.startswith("-") and float(p) < LEVEL  # more dominance is followed by a loss
     return (UNSURE if not uneven else AGREES if follows else PARTLY), by
 
 

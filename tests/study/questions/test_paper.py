@@ -1,6 +1,7 @@
 """The paper's findings against runs that show them, runs that show the opposite, and runs that show nothing."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import study_folders
 from study_folders import course, metrics, policies, run
 
 from marl_jax.study.questions import findings
-from marl_jax.study.questions.paper import agreement
+from marl_jax.study.questions.paper import _captured, agreement
+from marl_jax.study.wording import Table
 
 UP, FLAT, DOWN = (0.2, 0.9, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2, 0.2), (0.6, 0.1, 0.1, 0.1, 0.1)
 CLIFF = (0.2, 0.95, 0.3, 0.2, 0.2)
@@ -118,3 +120,10 @@ def test_a_role_with_most_of_the_gradient_captures_it_where_dominance_foretells_
 
     assert shared(0.7, -0.04) == "agrees" and shared(0.71, 0.04) == "agrees in part"
     assert shared(0.44, -0.04) == "cannot tell"  # about one half each
+
+
+def test_a_p_that_is_shown_as_the_level_confirms_nothing():
+    shares = Table("", [("voting-shared-s-math", "aggregator", "above an even share")])
+    ranks = Table("", [(), ("odd seeds, held out", "1", "9", "-0.67", "0.05")])  # of 0.0504
+    finding = SimpleNamespace(tables=[shares, ranks])
+    assert _captured(SimpleNamespace(findings=[None] * 3 + [finding]))[0] == "agrees in part"
