@@ -1,5 +1,6 @@
 """The page as a person uses it, in a real Chromium: it draws and filters, obeys and loads nothing, opens at once."""
 
+import csv
 import json
 import os
 import re
@@ -458,7 +459,7 @@ def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_pat
     earned = {"outcome": 0.0, "rewards": [1.0, 0.0, 0.0], "advantages": [0.7, -0.7, 0.0]}
     flat = {"outcome": 1.0, "rewards": [1.0] * 3, "advantages": [0.0] * 3}
     steps = {
-        1: [(played(False, "2"), earned), (played(True, "1", "t2"), flat)],
+        1: [(played(False, "2\r3"), earned), (played(True, "1", "t2"), flat)],
         2: [(played(True, "1"), earned | {"outcome": 1.0}), (played(True, "1", "t2"), flat)],
     }
     folder = write_run(tmp_path / "run", lines=[metrics(1), metrics(2)])
@@ -471,6 +472,10 @@ def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_pat
     rows = page.locator("#view tbody tr")
     assert "turned right: aggregator changed first" in rows.nth(1).inner_text()
     assert "46 ✓" in rows.nth(0).inner_text() and "45 ✗" in rows.nth(0).inner_text()
+    with page.expect_download() as told:
+        page.get_by_role("button", name="CSV of One problem", exact=True).click()
+    with told.value.path().open(newline="", encoding="utf-8") as file:
+        assert len(list(csv.reader(file))) == 3  # a carriage return in an answer ends no row
     page.get_by_role("tab", name="A whole group").click()
     assert "Taught nothing: aggregator." in page.locator("#view").inner_text()
     page.locator("#view").get_by_label("Problem").select_option(label="t2")

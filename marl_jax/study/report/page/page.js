@@ -29,7 +29,7 @@ const save = (name, blob) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
 const saveCsv = (name, rows) => {
-  const cell = text => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const cell = text => /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   // A cell that a spreadsheet would take for a formula is made a text; numbers stay numbers.
   const inert = text => /^[=+\-@\t\r]/.test(text) && isNaN(text) ? `'${text}` : text;
   save(`${name}.csv`, new Blob([rows.map(row => row.map(x => cell(inert(String(x ?? "")))).join(",") + "\n").join("")],
