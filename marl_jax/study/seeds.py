@@ -135,13 +135,19 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
 
 
 def differing(one: Cell, other: Cell) -> tuple[str, ...]:
-    """The fields whose values differ; if none does, the digests that differ, but for versions."""
+    """The fields whose values differ, and bases and prompts that changed under one name.
+
+    If no field differs, these are the digests that differ, but for versions.
+    """
     left, right = map(_fields, (one, other))
     found = [path for path in dict.fromkeys([*left, *right]) if left.get(path) != right.get(path)]
-    if not found:
-        left, right = map(_digests, (one, other))
-        found = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
-    return tuple(found)
+    left, right = map(_digests, (one, other))
+    unlike = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
+    if found:  # other digests follow from fields
+        prompts = [] if {"workflow.prompts", "data.family"} & {*found} else ["prompts"]
+        changed = [name for name in unlike if name.startswith("base ") or name in prompts]
+        unlike = [name for name in changed if name in left and name in right]
+    return (*found, *unlike)
 
 
 def uncounted(runs: Mapping[str, Run]) -> list[str]:

@@ -252,6 +252,16 @@ def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_cal
     assert not pairs and lines == ["yours with mine: they differ only in their names"]
 
 
+@pytest.mark.parametrize("name", ["base configs/bases/micro-s", "prompts"])
+def test_weights_or_prompts_that_changed_under_their_name_are_a_difference(tmp_path, name):
+    isolated, shared = run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 0, FALL, "voting-shared-s-math")
+    digests = {one: {**one.about["digests"], name: place} for one, place in ((isolated, "f"), (shared, "e"))}
+    cells = seeds.by_cell([with_about(one, digests=of) for one, of in digests.items()])
+    (pair,), _ = contrasts.pairs_of(cells)
+    assert pair.differ == ("policies.map", name) and not pair.planned
+    assert compared(cells).rows[0][2] == f"policies.map, {name}"
+
+
 def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_last(tmp_path):
     runs = [
         run(tmp_path / place / cell / "seed-0", 0, RISE, f"voting-{cell}-s-math", learner={"rate": rate})
