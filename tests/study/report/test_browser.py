@@ -518,7 +518,7 @@ def test_hostile_text_is_text(visit, tmp_path):
     folder = write_run(
         tmp_path / "<img src=x>",
         about=about,
-        lines=[metrics(1) | {"warnings": [ATTACK]}],
+        lines=[metrics(1) | {"warnings": [ATTACK, "x" * 10_000]}],
         episodes={1: [(hostile, WRONG)]},
     )
     page = visit(write_report(folder))
@@ -526,6 +526,7 @@ def test_hostile_text_is_text(visit, tmp_path):
         page.get_by_role("tab", name=name).click()
     page.get_by_role("tab", name="Transcripts").click()
     assert page.title() == f"{ATTACK}, seed 7" and page.locator("img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     assert ATTACK in page.locator("article pre").nth(0).inner_text()
 
 
