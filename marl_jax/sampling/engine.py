@@ -359,7 +359,8 @@ class Engine:
         to_text = self._to_text
         assert to_text is not None  # checked at submission
         least = max(1, request.min_new_tokens)
-        before = len(to_text(tokens[: least - 1]))  # length of the text in which no stop string may end
+        # Length of the text in which no stop string may end. A character whose bytes are not complete ends later.
+        before = len(to_text(tokens[: least - 1]).rstrip("\ufffd"))
 
         def ends(n: int) -> bool:
             text = to_text(tokens[:n])

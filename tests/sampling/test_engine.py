@@ -106,6 +106,15 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(params):
         assert least.tokens == completion.tokens[:later]
 
 
+def test_a_character_that_is_complete_with_the_last_barred_token_ends_a_stop_string(params):
+    to_text = lambda tokens: bytes((0xC3, 0xA9)[token % 2] for token in tokens).decode(errors="replace")
+    engine = Engine(params, CONFIG, SETTINGS, to_text=to_text)
+    (free,) = serve(engine, [ask(prompt(5), new=24)])
+    end = next(n for n in range(4, 24) if to_text(free.tokens[:n]).endswith("é"))
+    (stopped,) = serve(engine, [ask(prompt(5), new=24, stop_strings=("é",), min_new_tokens=end)])
+    assert stopped.tokens == free.tokens[:end]
+
+
 def test_looking_for_a_stop_string_decodes_the_end_of_a_long_text(params):
     """All of it is decoded once it is there, or the text has ended, and not after every dispatch."""
     decoded = []
