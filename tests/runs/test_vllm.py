@@ -1,6 +1,7 @@
 """Rollouts on a vLLM server, against a stand-in that speaks its wire format."""
 
 import dataclasses
+import http.client
 import json
 
 import pytest
@@ -217,9 +218,22 @@ def test_what_leaves_is_a_whole_answer_or_one_line(monkeypatch, choices, line):
     answer = lambda choices: (200, json.dumps({"model": "m", "choices": choices}))
     monkeypatch.setattr(server, "_exchange", lambda *asked: answer([GOOD]))
     assert server.complete(request, "m").logprobs == [-1.0, 0.0, 1e-7]
+    stopped = GOOD | {"token_ids": [3, 2, 0]}  # "length", although the last token is a stop
+    monkeypatch.setattr(server, "_exchange", lambda *asked: answer([stopped]))
+    assert server.complete(request, "m").finish_reason == "stop"
     monkeypatch.setattr(server, "_exchange", lambda *asked: answer(choices))
     with pytest.raises(EngineGone, match=line):
         server.complete(request, "m")
+
+
+def test_an_answer_that_is_no_http_is_one_line(monkeypatch):
+    def garbled(*asked):
+        raise http.client.BadStatusLine("220 mail.example\r\n")
+
+    server = Server("http://there", 1.0)
+    monkeypatch.setattr(server, "_exchange", garbled)
+    with pytest.raises(EngineGone, match=r"\(BadStatusLine: 220 mail.example \): see its log$"):
+        server.ask("/health")
 
 
 @pytest.mark.parametrize("url", ["http://a..b:80", "http://[::1]", "http://" + "a" * 70])

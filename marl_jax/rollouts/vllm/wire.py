@@ -37,6 +37,7 @@ class Server:
 
     def gone(self, what: str, way_out: str = "") -> EngineGone:
         """The error, in one line."""
+        what = " ".join(what.split())
         return EngineGone(f"the vLLM server at {self.url} {what}: {way_out or self.way_out}")
 
     def hangs(self) -> EngineGone:
@@ -109,7 +110,8 @@ class Server:
             raise self.gone(f"answered with token {wrong[0]!r:.40}, which policies.base does not have")
         if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
             raise self.gone("read other tokens than were sent")
-        ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
+        # A server may say "length" of a stop token in the last place.
+        ended = reason in ("stop", "length") and tokens[-1:] and tokens[-1] in request.stop_tokens
         if early := [place for place, token in enumerate(tokens[:-1], 1) if token in request.stop_tokens]:
             raise self.gone(f"continued after the stop token, token {early[0]} of {len(tokens)}")
         if len(tokens) > request.max_new_tokens or (ended and len(tokens) < request.min_new_tokens):
