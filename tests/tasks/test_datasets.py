@@ -300,6 +300,8 @@ def test_a_generic_row_may_say_more(tmp_path, cache):
         ({"call": "f", "args": [1], "expected": 2},),
         ({"call": "f", "args": [2], "expected": 3},),
     )
+    jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": none} for none in ("[]", [], None)])
+    assert [task.public_tests for task in load("jsonl", tmp_path, "test", cache=cache)] == [()] * 3
     jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": 3}])
     with pytest.raises(DataError, match="field 'public_tests' is int, not a list of tests"):
         load("jsonl", tmp_path, "test", cache=cache)
