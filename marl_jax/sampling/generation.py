@@ -96,6 +96,8 @@ def generate(
         candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
     )
     longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)
+    if longest + new > config.max_position_embeddings:  # the longest completion may belong to a short prompt
+        new = max(len(r.tokens) + r.max_new_tokens for r in requests) - longest
     # Rounded, so that prompts of about the same length reuse the programs of the last call.
     roomy = min(round_up(longest), config.max_position_embeddings - new)
     load = Load(

@@ -95,6 +95,15 @@ def test_an_adapter_that_is_not_there_is_refused(params, index):
     )
 
 
+def test_the_longest_prompt_need_not_have_room_for_the_longest_completion(params):
+    short = dataclasses.replace(CONFIG, max_position_embeddings=64)
+    asked = {"prompts": [prompt(5), prompt(60)], "seed": 0, "lanes": 8}
+    found = generate(params, short, max_new_tokens=[59, 4], **asked)
+    assert [len(completion.tokens) for completion in found] == [59, 4]
+    with pytest.raises(ValueError, match="60 tokens and 5 new ones need 65 positions; the model has 64"):
+        generate(params, short, max_new_tokens=[59, 5], **asked)
+
+
 def test_the_settings_of_a_good_request_may_be_arrays(params):
     plain = generate(params, CONFIG, [[1, 2], [3]], max_new_tokens=2, seed=3, lanes=8, temperature=0.5)
     arrays = generate(
