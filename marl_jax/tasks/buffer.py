@@ -86,7 +86,9 @@ def problems_of_step(
     drawn = _of_streams(free, math.floor(config.share * len(tasks) + 1e-9), config, rng)
     kept = list(tasks[: len(tasks) - len(drawn)])
     if config.examples:
-        kept = [_with_examples(task, draw(entries, config.examples, "uniform", rng)) for task in kept]
+        # Without itself, if a call was about a problem of the data set: it would show its own answer.
+        others = lambda task: tuple(entry for entry in entries if entry.task.id != task.id)
+        kept = [_with_examples(task, draw(others(task), config.examples, "uniform", rng)) for task in kept]
     return [*kept, *drawn]
 
 

@@ -193,6 +193,9 @@ def test_examples_are_shown_to_problems_of_the_data_set_alone():
     assert [len(one.meta.get("examples", ())) for one in tasks] == [2] * 6 + [0] * 2
     assert tasks[0].meta["examples"][0].keys() == {"question", "answer"}
     assert tasks[0].meta["examples"] != tasks[1].meta["examples"]
+    own = (Entry(DATA[0], 0), *entries(1))  # a call may be about a problem of the data set
+    first, *_ = problems_of_step(DATA, own, BufferConfig(capacity=9, share=0.0, examples=2), 0, 1)
+    assert [example["question"] for example in first.meta["examples"]] == ["made/0?"]
 
 
 def test_a_call_about_something_else_than_a_task_is_refused():
