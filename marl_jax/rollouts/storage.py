@@ -219,7 +219,7 @@ def _complete(tokens: Sequence[int], text: str, decode: Decode) -> int:
     if len(tokens) <= LONGEST:
         return 0
     cuts = range(1, LONGEST + 1)
-    return next((cut for cut in cuts if decode(tokens[:cut]) + decode(tokens[cut:]) == text), len(tokens))
+    return next((cut for cut in cuts if decode(tokens[:cut]) + decode(tokens[cut:]) == text), 0)
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:

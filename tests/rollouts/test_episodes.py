@@ -209,6 +209,11 @@ def test_tokens_end_where_the_text_does_whatever_their_bytes_are():
         assert ends == sorted(ends) and ends[-1] == len(as_text(said)), said
 
 
+def test_each_token_may_hold_the_end_of_one_character_and_the_beginning_of_the_next():
+    said = (b"\xe2\x82", b"\xac\xc3", b"\xa9\xe2", b"\x82\xac\xc3", b"\xa9\xe2\x82", b"\xac\xc3\xa9")
+    assert _ends(said, lambda tokens: as_text(b"".join(tokens))) == [0, 0, 0, 0, 0, 6]
+
+
 def test_bytes_that_are_no_text_take_no_more_time_than_others():
     decoded = []
     _ends([0xFF] * 500, lambda tokens: decoded.append(len(tokens)) or as_text(tokens))
