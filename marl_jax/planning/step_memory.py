@@ -65,8 +65,9 @@ def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
 def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
     """The plan of the hosted road with the arrays of the step in place of the learner's; engines play evaluations.
 
-    `step` is of one seed, traced for the devices here. Several CPU devices keep copies of the state next to the run's.
-    If accelerators shard weights, all arrays are counted as sharded, which is nearly right.
+    `step` is of one seed, traced for the devices here. Several CPU devices keep copies of the state next to the run's,
+    and so does the program of several seeds on an accelerator. If accelerators shard weights, all arrays are counted as
+    sharded, which is nearly right.
     """
     seeds, at_once, shards = config.seeds, step.devices, 1
     if plan.device.platform == "cpu":
@@ -76,7 +77,8 @@ def compiled_plan(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
         copies = step.given * copying if step.devices > 1 else 0
     else:
         at_once = result_sets = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
-        copies, shards = 0, config.mesh.model
+        states = sum(part.bytes for part in plan.parts if part.name in memory.OF_SEEDS)
+        copies, shards = states * at_once if seeds > 1 else 0, config.mesh.model
     results, scratch = step.results * result_sets // shards, step.scratch * at_once // shards
     new = {memory.COPIES: copies, memory.RESULTS: results, memory.SCRATCH: scratch}
 

@@ -12,7 +12,7 @@ from marl_jax.config.run_config import MeshConfig, load_config
 from marl_jax.planning.account import needed
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.liveness import count_equations, made_bytes
-from marl_jax.planning.memory import OF_SEEDS
+from marl_jax.planning.memory import COPIES, OF_SEEDS
 from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.planning.step_memory import EQUATION_BYTES, StepMemory, compiled_plan, seeds_that_fit
 from marl_jax.runs.opening import check_before_run
@@ -98,6 +98,19 @@ def test_seeds_in_turn_keep_their_states_and_share_working_memory(cell):
     assert step.fitting(4, 290, together=False) == 3
     assert step.needed(4, together=True) == 130
     assert step.fitting(4, 130, together=True) == 4 and step.fitting(4, 129, together=True) == 2
+
+
+def test_seeds_in_one_program_are_stacked_next_to_the_states_of_their_runs(cell):
+    step, models = StepMemory(given=10, results=20, scratch=100), find_models(cell)[0]
+
+    def parts(seeds, data):
+        several = dataclasses.replace(cell, seeds=seeds, mesh=MeshConfig(data=data))
+        planned = compiled_plan(make_plan(several, models, KINDS[0]), several, step).parts
+        return {part.name: part.bytes for part in planned}
+
+    of_seed = sum(parts(1, 1).get(name, 0) for name in OF_SEEDS)
+    assert parts(4, 1)[COPIES] == 4 * of_seed and parts(4, 2)[COPIES] == 2 * of_seed > 0
+    assert COPIES not in parts(1, 1)
 
 
 def test_the_plan_says_how_many_seeds_fit(cell, road):
