@@ -48,10 +48,10 @@ class Cast:
         most = max(map(len, stops.values()))
         return {role: np.array([*ids, *[-1] * (most - len(ids))], np.int32) for role, ids in stops.items()}
 
-    def script(self, texts: Mapping[int, str]) -> list[list[Cue]]:
+    def script(self, texts: Mapping[int, str], *, check: bool = True) -> list[list[Cue]]:
         """The calls of an episode, batch by batch; `texts` gives the completions of some calls, by number."""
         parts, family = self.parts, self.config.data.family
-        return dry_run(parts.workflow, parts.prompts, self.chat, self.alphabet, family, texts)
+        return dry_run(parts.workflow, parts.prompts, self.chat, self.alphabet, family, texts, check=check)
 
 
 def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:

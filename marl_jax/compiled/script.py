@@ -19,11 +19,13 @@ from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.own import error_line, file_of
 from marl_jax.rollouts import Chat
 from marl_jax.task import Family
+from marl_jax.workflows import parse
 from marl_jax.workflows.api import Call, Completion, Workflow
 from marl_jax.workflows.render import Prompts
 
 PARTS = 32  # the most parts of one call's text that prompts may show
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # marks are characters of a private-use plane
+CALLS = (_LAST - _FIRST) // (PARTS + 1)  # the most calls of an episode
 _MARK = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")
 
 
@@ -64,6 +66,10 @@ def mark(call: int | None = None, part: int | None = None) -> str:
     """The character that stands for a field in a dry run."""
     if part is not None and part >= PARTS:
         raise NoArrayForm(f"a text of more than {PARTS} parts has no form in arrays")
+    if call is not None and call >= CALLS:
+        raise NoArrayForm(
+            f"an episode of more than {CALLS} calls, if nothing can be read, has no form in arrays"
+        )
     number = 0 if call is None else 1 + call * (PARTS + 1) + (0 if part is None else part + 1)
     return chr(_FIRST + number)
 
@@ -75,17 +81,20 @@ def dry_run(
     alphabet: Alphabet,
     family: Family,
     texts: Mapping[int, str],
+    *,
+    check: bool = True,
 ) -> list[list[Cue]]:
-    """The calls of an episode, batch by batch. `texts` {number of a call: its completion} replace marks."""
+    """The calls of an episode, batch by batch. `texts` {number of a call: its completion} replace marks.
+
+    With `check`, a workflow is refused if answers of other calls change more than the end of the episode.
+    """
     if "rng" in inspect.signature(workflow.fn).parameters:
         raise NoArrayForm(f"workflow '{workflow.name}' draws at random, which has no form in arrays")
     turns, numbers = dict[tuple[str, int], int](), itertools.count()
     batches, written = list[list[Cue]](), list[tuple[Call, str]]()
 
-    def completion_of(number: int) -> Completion:
-        return Completion(texts.get(number, mark(number)), (), (), "stop", None, number)
-
-    for items in _played(workflow, prompts, _DryTask(family, mark()), completion_of):
+    said = lambda number, _: (mark(number), None)
+    for items in _played(workflow, prompts, _DryTask(family, mark()), texts, said):
         batch = list[Cue]()
         for item in items:
             if not isinstance(item, Call):
@@ -115,10 +124,8 @@ def dry_run(
             turns[key] = turns.get(key, 0) + 1
             written.append((item, rendered[0]))
         batches += [batch] if batch else []
-    if role := _first_changed_role(workflow, prompts, chat, family, texts, written):
-        raise NoArrayForm(
-            f"a prompt of role '{role}' that changes a shown text, or depends on what was read, has no form in arrays"
-        )
+    if check:
+        _check_other_answers(workflow, prompts, chat, family, texts, written)
     return batches
 
 
@@ -135,55 +142,105 @@ class _DryTask:
         raise NoArrayForm(f"a workflow that looks at task.{name} has no form in arrays")
 
 
+class _DryCompletion(Completion):
+    """A completion of a dry run: forms in arrays know its text and its answer only."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("tokens", "logprobs", "finish_reason"):
+            raise NoArrayForm(f"a workflow that looks at the {name} of a completion has no form in arrays")
+        return super().__getattribute__(name)
+
+
+class _Failed(NoArrayForm):
+    """The workflow raised an error."""
+
+
 def _played(
-    workflow: Workflow, prompts: Prompts, task: Any, completion_of: Callable[[int], Completion]
+    workflow: Workflow,
+    prompts: Prompts,
+    task: Any,
+    texts: Mapping[int, str],
+    said: Callable[[int, Call], tuple[str, str | None]],
 ) -> Iterator[list[Any]]:
-    """The items that the workflow yields, batch by batch; `completion_of(number)` is the completion of a call."""
-    script, numbers, reply = workflow(task, prompts), itertools.count(), None
+    """The items that the workflow yields, batch by batch.
+
+    Calls return `texts`, read by their own readers, or else the text and the answer of `said(number, call)`.
+    """
+    script, replies, reply = workflow(task, prompts), list[Completion](), None
     while True:
         try:
             yielded = script.send(reply)
-        except StopIteration:
+        except StopIteration as stop:
+            answers = [None, *(reply.answer for reply in replies)]
+            if not isinstance(stop.value, Completion) and stop.value not in answers:
+                raise NoArrayForm(
+                    f"workflow '{workflow.name}', which returns no answer of a call, has no form in arrays"
+                ) from None
             return
         except NoArrayForm:
             raise
         except Exception as error:
-            raise NoArrayForm(
+            raise _Failed(
                 f"workflow '{workflow.name}', which raises {error_line(error, file_of(workflow.fn))} when no answer "
                 "can be read, has no form in arrays"
             ) from None
         several = isinstance(yielded, list | tuple)
         items = list(yielded) if several else [yielded]
         yield items
-        replies = [completion_of(next(numbers)) for _ in items]
-        reply = replies if several else replies[0]
+        for number, call in enumerate(items, first := len(replies)):
+            text, answer = said(number, call)
+            if number in texts:
+                text, answer = texts[number], call.read and call.read(texts[number])
+            replies.append(_DryCompletion(text, (), (), "stop", answer, number))
+        reply = replies[first:] if several else replies[first]
 
 
-def _first_changed_role(
+def _check_other_answers(
     workflow: Workflow,
     prompts: Prompts,
     chat: Chat,
     family: Family,
     texts: Mapping[int, str],
     written: Sequence[tuple[Call, str]],  # the calls of a dry run, and the text that each adds
-) -> str | None:
-    """The role of the first call whose text, played with longer texts, is not its `written` text with these in it."""
+) -> None:
+    """Play with longer texts and with answers: there may be fewer calls, but no others, and each shows these texts."""
     filled = {mark(): f"aB {mark()} cD"}
     filled |= {mark(call): f" aB\n{mark(call)}\n{'cD ' * 400}" for call in range(len(written))}
-    table = str.maketrans(filled)
+    table, task = str.maketrans(filled), _DryTask(family, filled[mark()])
+    facts = lambda call: (call.role, call.slot, [r.call for r in call.reads], call.after and call.after.call)
 
-    def completion_of(call: int) -> Completion:
-        text, answer = (texts[call], None) if call in texts else (filled.get(mark(call), ""), "?")
-        return Completion(text, (), (), "stop", answer, call)
+    def check(shift: int, unread: Sequence[None]) -> None:
+        def said(number: int, call: Call) -> tuple[str, str | None]:
+            answers = *_answers(call, text := filled[mark(number)]), *unread
+            return text, answers[(number + shift) % len(answers)]
 
-    again = _played(workflow, prompts, _DryTask(family, filled[mark()]), completion_of)
-    with contextlib.suppress(NoArrayForm):  # raised, for example, where a workflow needs a number as answer
-        for (call, text), second in zip(written, itertools.chain.from_iterable(again)):
-            if not isinstance(second, Call) or (call.role, call.slot) != (second.role, second.slot):
-                return None
-            if chat.texts(second.messages, after=second.after is not None) != [text.translate(table)]:
-                return call.role
-    return None
+        again = itertools.chain.from_iterable(_played(workflow, prompts, task, texts, said))
+        for item, (call, text) in zip(again, itertools.chain(written, itertools.repeat((None, "")))):
+            if call is None or not isinstance(item, Call) or facts(item) != facts(call):
+                raise NoArrayForm(
+                    f"workflow '{workflow.name}', which makes other calls after other answers, has no form in arrays"
+                )
+            if chat.texts(item.messages, after=item.after is not None) != [text.translate(table)]:
+                raise NoArrayForm(
+                    f"a prompt of role '{call.role}' that changes a shown text, or depends on what was read, has no "
+                    "form in arrays"
+                )
+
+    for shift, unread in itertools.product(range(3), ((), (None,))):
+        with contextlib.suppress(_Failed):  # for example, where a workflow needs a number as answer
+            check(shift, unread)
+
+
+def _answers(call: Call, text: str) -> tuple[str | None, ...]:
+    """Answers that the reader of a call may find, where the text does not decide."""
+    reader = getattr(call.read, "func", call.read)
+    if reader in (parse.plan_of, parse.stripped):
+        return (call.read(text),)  # type: ignore[misc]
+    if reader is parse.pick:
+        return "1", str(call.read.keywords["n"])  # type: ignore[union-attr]
+    return ("Correct", "Incorrect") if reader is parse.verdict else ("?",)
 
 
 def _pieces(texts: Sequence[str], alphabet: Alphabet, role: str) -> tuple[Piece, ...]:

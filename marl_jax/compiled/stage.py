@@ -123,7 +123,8 @@ class Stage:
         self._weights, self._tasks, self._noise, self._seeds_axis = weights, tasks, noise, seeds_axis
         self.episodes = episodes or len(tasks.id) * cast.samples
         self.live = jnp.ones(self.episodes, bool)
-        self._scripts, self._path = [cast.script({})], jnp.zeros(self.episodes, jnp.int32)
+        # Not checked, since a form may follow one of its answers.
+        self._scripts, self._path = [cast.script({}, check=False)], jnp.zeros(self.episodes, jnp.int32)
         self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
         self._batch = 0
 

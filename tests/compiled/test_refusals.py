@@ -1,6 +1,7 @@
 """What has no form in arrays is refused before anything is compiled, in one line that names the hosted road."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,13 @@ from marl_jax.compiled import (
     to_host,
 )
 from marl_jax.compiled.cast import rates
-from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall
+from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall, count_calls
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.task import Task
 from marl_jax.tasks import DataError
-from marl_jax.workflows import Call, Fork
+from marl_jax.workflows import Call, Fork, parse
 
 REFUSED = {
     "self_refine_with_tests": ("self_refine_with_tests-shared-xs-code", {}),
@@ -129,6 +130,31 @@ def test_a_workflow_that_arrays_cannot_say_is_refused_by_name(what):
     with pytest.raises(NoArrayForm, match=what) as refused:
         make_step(config, parts=dataclasses.replace(parts, workflow=own))
     assert "hosted road" in str(refused.value)
+
+
+def routes(task, prompts):
+    choice = yield Call("aggregator", SAY, read=functools.partial(parse.pick, n=2))
+    way = "b" if choice.answer == "2" else "a"
+    return (yield Call("generator", [{"role": "user", "content": way}]))
+
+
+def test_a_form_may_follow_a_choice_and_must_where_the_choice_decides():
+    config = load_config("configs/micro.py:voting-isolated-xs-math")
+    parts = load_parts(config)
+    own = dataclasses.replace(parts.workflow, fn=routes, settings={})
+
+    def follows(stage):
+        choice = stage.say()
+        stage.follow(choice, ["1", "2"], choice.choice[:, 0].clip(1) - 1)
+        assert len({script[1][0].pieces for script in stage._scripts}) == 2
+        return stage.say().at(0)
+
+    calls = lambda form: count_calls(
+        cast_of(config, dataclasses.replace(parts, workflow=dataclasses.replace(own, in_arrays=form)))
+    )
+    assert calls(follows) == 2
+    with pytest.raises(NoArrayForm, match="depends on what was read"):
+        calls(lambda stage: [stage.say(), stage.say()][1].at(0))
 
 
 @pytest.mark.parametrize("gold", ["1/2", "x", "1234567890"])
