@@ -17,7 +17,7 @@ from marl_jax.rewards import arrays
 from marl_jax.rewards.arrays import Text, role_readers
 from marl_jax.rewards.arrays.boxed_spans import is_blank
 from marl_jax.task import Family
-from marl_jax.workflows import parse
+from marl_jax.workflows import Workflow, parse
 
 
 class Read(NamedTuple):
@@ -85,6 +85,16 @@ FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
     parse.stripped: stripped,
 }
 ANSWERS: dict[Family, Reader] = {"math": answer, "code": program}
+CHOOSERS = {"judge": parse.verdict, "picker": parse.pick}  # {kind of role: the reader of its choices}
+
+
+def check_chooser(reader: Callable[..., Any] | None, role: str, workflow: Workflow) -> None:
+    """Refuse a judge or picker with another reader: on the hosted road its choice follows from any answer."""
+    chooser = CHOOSERS.get(kind := workflow.kind_of(role))
+    if chooser and getattr(reader, "func", reader) is not chooser:
+        raise NoArrayForm(
+            f"role '{role}', a {kind} that does not read with {chooser.__name__}, has no form in arrays"
+        )
 
 
 def form_of(reader: Callable[..., Any] | None, role: str, family: Family) -> Reader:

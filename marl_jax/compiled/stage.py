@@ -20,7 +20,7 @@ import numpy as np
 from marl_jax.compiled.alphabet import join, spell, tokenise
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.decoding import Static, decode
-from marl_jax.compiled.readers import Read, form_of, same_reader
+from marl_jax.compiled.readers import Read, check_chooser, form_of, same_reader
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
 from marl_jax.compiled.widths import by_width
@@ -147,6 +147,7 @@ class Stage:
             raise NoArrayForm(
                 "parallel calls of several roles, or with several readers, have no form in arrays"
             )
+        check_chooser(lines[0].cue.read, lines[0].cue.role, self.cast.parts.workflow)
         for policy in dict.fromkeys(line.policy for line in lines):
             indices = [i for i, line in enumerate(lines) if line.policy == policy]
             self._sample(policy, [lines[i] for i in indices], [seats[i] for i in indices])

@@ -105,6 +105,10 @@ def two_of_one_slot(task, prompts):
     yield [Call("generator", SAY), Call("generator", SAY)]
 
 
+def picks_by_a_box(task, prompts):
+    yield Call("aggregator", SAY)
+
+
 def reads_by_itself(task, prompts):
     yield Call("generator", SAY, read=lambda text: text)
 
@@ -117,6 +121,7 @@ WORKFLOWS = {
     "parallel calls of several roles": two_at_a_time,
     "two parallel calls of 'generator' that share slot 0": two_of_one_slot,
     "role 'generator' reads with": reads_by_itself,
+    "role 'aggregator', a picker that does not read with pick": picks_by_a_box,
 }
 
 
