@@ -19,7 +19,7 @@ import numpy as np
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue
-from marl_jax.compiled.stage import Stage, StageCall
+from marl_jax.compiled.stage import OUTSIDE, Stage, StageCall
 from marl_jax.episodes import Episode
 from marl_jax.learning.estimators.advantages import overlong_penalty
 from marl_jax.learning.estimators.worth import advantages_of, key_of
@@ -51,6 +51,7 @@ class Columns(flax.struct.PyTreeNode):
 def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Columns:
     """The graded table of all calls; `answer` Int[E] is the place of the call whose answer ends an episode."""
     cast, lines, episodes = stage.cast, stage.lines, stage.episodes
+    answer = jnp.where(stage.astray, OUTSIDE, answer)
     roles, policies = cast.parts.workflow.roles, tuple(cast.parts.specs)
     kinds = [KINDS.index(cast.parts.workflow.kind_of(line.cue.role)) for line in lines]
 
@@ -188,7 +189,9 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     valid = (columns.answer >= 0) & (columns.answer < C)
     ends = np.where(valid, row_of[np.arange(len(number)) * C + np.where(valid, columns.answer, 0)], -1)
     if (ends < 0).any():
-        raise NoArrayForm("the form ends an episode with the answer of a call that the episode did not make")
+        raise NoArrayForm(
+            "the form follows a text that is not there, or ends an episode with the answer of a call not made there"
+        )
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, C)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(

@@ -123,6 +123,7 @@ class Stage:
         self._weights, self._tasks, self._noise, self._seeds_axis = weights, tasks, noise, seeds_axis
         self.episodes = episodes or len(tasks.id) * cast.samples
         self.live = jnp.ones(self.episodes, bool)
+        self.astray = ~self.live  # episodes that follow a text that is not there; their answer has no place
         # Not checked, since a form may follow one of its answers.
         self._scripts, self._path = [cast.script({}, check=False)], jnp.zeros(self.episodes, jnp.int32)
         self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
@@ -184,7 +185,10 @@ class Stage:
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
-        self._place, self._path = [dict(self._place[0]) for _ in texts], which
+        self.astray = (which < 0) | (
+            which >= len(texts)
+        )  # an index beyond an end would be taken as another one
+        self._place, self._path = [dict(self._place[0]) for _ in texts], jnp.where(self.astray, 0, which)
 
     # -- one call
 

@@ -20,7 +20,7 @@ from marl_jax.compiled import (
     to_host,
 )
 from marl_jax.compiled.cast import rates
-from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall, count_calls
+from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall, _Rehearsal, count_calls
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
@@ -209,6 +209,15 @@ def test_a_form_that_follows_no_number_for_each_episode_is_refused(which):
         NoArrayForm, match=r"stage\.follow takes the number of a text for each episode, \[E\], not"
     ):
         make_step(config, parts=dataclasses.replace(parts, workflow=own))
+
+
+def test_an_episode_that_follows_no_text_is_astray():
+    """-1 is what `choice` is where nothing was read, and would be the last text."""
+    cast = cast_of(load_config("configs/micro.py:orch_workers-shared-xs-math"))
+    for which, astray in ((-1, True), (1, False), (2, True)):
+        stage = _Rehearsal(cast, 0)
+        stage.follow(stage.say(), ["", "STRATEGY 1: a"], jnp.array([which]))
+        assert stage.astray.tolist() == [astray]
 
 
 def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
