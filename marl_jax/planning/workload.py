@@ -13,6 +13,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.batching import BLOCK, BatchConfig, MicroBatch, blank_arrays, make_batches
 from marl_jax.learning.packs import blocks_of, make_packs, most_blocks, table_cuts, table_width
 from marl_jax.planning.dry_run import Demand
+from marl_jax.policies import is_frozen
 from marl_jax.table import Table
 
 
@@ -48,8 +49,11 @@ class Shape:
 
 
 def batches_of(config: RunConfig, demand: Demand, policy: str, platform: str) -> list[tuple[Shape, int]]:
-    """The micro-batches, or packs, that a policy's calls of the dry run make: (shape, how many)."""
-    calls = demand.of([policy])
+    """The micro-batches, or packs, that the calls of the dry run make which train a policy: (shape, how many)."""
+    frozen = *config.policies.frozen_roles, *config.learner.interventions.freeze
+    calls = [call for call in demand.of([policy]) if not is_frozen(call.role, call.slot, frozen)]
+    if not calls:
+        return []
     table = Table.make(
         role=[call.role for call in calls],
         policy=[policy] * len(calls),

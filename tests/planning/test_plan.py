@@ -347,6 +347,19 @@ def test_a_reference_pass_costs_only_where_a_role_is_anchored():
 # ---------------------------------------------------------------- refusals
 
 
+def test_calls_that_do_not_train_take_no_time_of_the_update():
+    def gradient(**changes):
+        return next(
+            w.operations for w in plan_of(config(**changes), MODEL, HERE).works if w.name == "gradient"
+        )
+
+    whole = gradient()
+    for frozen in ("policies__frozen_roles", "learner__interventions__freeze"):
+        roles = [gradient(**{frozen: role}) for role in ("generator", "aggregator")]
+        assert min(roles) > 0 and sum(roles) == pytest.approx(whole, rel=0.2)
+    assert gradient(policies__frozen_roles="generator/0") < 0.9 * whole
+
+
 def test_a_run_that_cannot_fit_is_refused_in_one_line_with_the_way_out():
     run = config(engine__lanes="64", engine__budget_bytes=str(1 << 30))
     model = ModelConfig.preset("xs")
