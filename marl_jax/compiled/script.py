@@ -235,11 +235,13 @@ def _check_other_answers(
 
 def _answers(call: Call, text: str) -> tuple[str | None, ...]:
     """Answers that the reader of a call may find, where the text does not decide."""
-    reader = getattr(call.read, "func", call.read)
-    if reader in (parse.plan_of, parse.stripped):
-        return (call.read(text),)  # type: ignore[misc]
+    reader, settings = getattr(call.read, "func", call.read), getattr(call.read, "keywords", {})
+    if reader is parse.plan_of:
+        return (parse.plan_of(text, settings.get("limit", 1)),)
+    if reader is parse.stripped:
+        return (parse.stripped(text),)
     if reader is parse.pick:
-        return "1", str(call.read.keywords["n"])  # type: ignore[union-attr]
+        return "1", str(settings.get("n", 1))
     return ("Correct", "Incorrect") if reader is parse.verdict else ("?",)
 
 
