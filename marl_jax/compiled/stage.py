@@ -185,9 +185,7 @@ class Stage:
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
-        self.astray = (which < 0) | (
-            which >= len(texts)
-        )  # an index beyond an end would be taken as another one
+        self.astray = (which < 0) | (which >= len(texts))  # JAX would take another text for an index beyond an end
         self._place, self._path = [dict(self._place[0]) for _ in texts], jnp.where(self.astray, 0, which)
 
     # -- one call
