@@ -185,7 +185,8 @@ class Stage:
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
-        self.astray = (which < 0) | (which >= len(texts))  # JAX would take another text for an index beyond an end
+        # For an index beyond an end JAX would take another text.
+        self.astray = (which < 0) | (which >= len(texts))
         self._place, self._path = [dict(self._place[0]) for _ in texts], jnp.where(self.astray, 0, which)
 
     # -- one call

@@ -117,7 +117,7 @@ class Running:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a workflow's own exit() ends its episode, not the run
-            if isinstance(error.__cause__, StopIteration):  # raised by `next`; Python's RuntimeError has no place
+            if isinstance(error.__cause__, StopIteration):  # of a `next`; Python's RuntimeError has no place
                 error = error.__cause__
             self.error = self._describe(error)
             self.refused = isinstance(error, Overlong)
