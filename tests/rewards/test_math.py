@@ -665,6 +665,8 @@ SAME = {
             r"\left\{\begin{array}{ll}1, & n=1 \\ 2n, & n\ge2\end{array}\right.",
         ),
         (r"\begin{cases}x=1\\y=2\end{cases}", "(1,2)"),
+        (r"\begin{aligned}x&=1\\y&=2\end{aligned}", "x=1, y=2"),
+        (r"\begin{aligned}x&=2+3\\&=5\end{aligned}", "5"),
         ("y=1-t, x=2+t", r"\left\{\begin{array}{l}x=2+t,\\y=1-t\end{array}\right."),
     ],
     "a function for all its arguments": [
@@ -1221,6 +1223,8 @@ DIFFERENT = {
         (r"\begin{cases}x & x\ge0\end{cases}", r"\begin{cases}x & x\ge0\\-x & x<0\end{cases}"),
         (r"\begin{cases}1&2\\3&4\end{cases}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{cases}x=2\\y=1\end{cases}", "(1,2)"),
+        (r"\begin{aligned}x&=2\\y&=1\end{aligned}", "x=1, y=2"),
+        (r"\begin{aligned}x&=2+4\\&=5\end{aligned}", "5"),
     ],
     "a function for some arguments": [
         (r"f(x)=x\text{ for all }x>0", "f(x)=x"),

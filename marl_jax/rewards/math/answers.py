@@ -308,13 +308,16 @@ def _is_condition(node: Node) -> bool:
 
 def _matrix(text: str) -> Node:
     match = re.fullmatch(
-        r"\\begin\{(?P<kind>[pbB]?matrix|smallmatrix|array|cases)\}(?:\{[lcr| ]*\})?(?P<body>.*)\\end\{(?P=kind)\}",
+        r"\\begin\{(?P<kind>[pbB]?matrix|smallmatrix|array|cases|aligned|gathered)\}(?:\{[lcr| ]*\})?"
+        r"(?P<body>.*)\\end\{(?P=kind)\}",
         text,
         re.DOTALL,
     )
     if match is None or "\\begin" in match["body"]:
         return _text(text)
     rows = [row for row in match["body"].split("\\\\") if row.strip()]
+    if match["kind"] in ("aligned", "gathered"):  # one below the other; a row that begins with = goes on
+        return read(re.sub(r", *=", " =", ", ".join(_EDGES.sub("", row.replace("&", " ")) for row in rows)))
     if match["kind"] == "cases":
         return _cases([_EDGES.sub("", row) for row in rows])
     return ("matrix", tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
