@@ -4,6 +4,7 @@ All checks run, so that a command line can be corrected in one go.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import shlex
 from collections.abc import Iterable, Mapping
@@ -29,6 +30,12 @@ from marl_jax.workflows import find
 
 OF_FILES = ("directory", "bad_rows")  # fields of `data` for data sets read from files
 DRAWN = ("train_size", "test_size")  # fields of `data` for procedural data sets
+# {field: (another field, its value without which the first has no effect)}
+NEEDED = {
+    "learner.updates_fixed": ("learner.updates", "fixed"),
+    "learner.sequences_per_update": ("learner.updates", "sequences"),
+    "learner.interventions.mixing.max_share": ("learner.interventions.mixing.balance", "cap"),
+}
 
 
 def problems(config: RunFields) -> list[str]:
@@ -51,6 +58,10 @@ def without_effect(config: RunFields, paths: Iterable[str]) -> list[str]:
     lines = []
     if "data.levels" in paths and config.data.name not in KINDS:
         lines.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
+    for name, (other, value) in NEEDED.items():
+        chosen = functools.reduce(getattr, other.split("."), config)
+        if name in paths and chosen != value and not config.phases:  # a phase may set the other field
+            lines.append(f"{name} is for {other}={value}: set that, too, or leave it out")
     if config.seed <= LARGEST_SEED < config.seed + config.seeds - 1:
         lines.append(
             f"seed is {config.seed} and seeds {config.seeds}: the last seed would exceed {LARGEST_SEED}; lower one"

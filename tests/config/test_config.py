@@ -417,6 +417,8 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
             [(f"{MIXING}.balance", "cap"), (f"{MIXING}.roles", "generatr")],
             f"{MIXING}.roles names 'generatr', which is no role of the workflow: did you mean 'generator'?",
         ),
+        ([("learner.updates_fixed", "4")], "learner.updates_fixed is for learner.updates=fixed: set that"),
+        ([(f"{MIXING}.max_share", "0.3"), (f"{MIXING}.balance", "equalise")], f"is for {MIXING}.balance=cap"),
         ([(f"{MIXING}.roles", "generator")], f"{MIXING}.roles is set, but no switch of mixing is on"),
         ([("learner.learning_rates.p9", "1e-4")], "names 'p9', which is no policy"),
         (
