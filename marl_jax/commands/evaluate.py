@@ -261,9 +261,11 @@ def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[WhichCheckpoi
 
 
 def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[WhichCheckpoint]) -> Iterator[Stored]:
-    """Load the checkpoints one by one, on demand; if there are several, damaged ones are left out."""
+    """Load the checkpoints one by one, on demand; of several, damaged ones and those removed meanwhile are left out."""
     for which in wanted:
         try:
+            if len(wanted) > 1 and which not in steps(path / "checkpoints"):
+                raise Damaged(f"checkpoint {which} was removed by its run")
             yield policies_at(path, config, parts, which)
         except Damaged as error:
             if len(wanted) == 1:

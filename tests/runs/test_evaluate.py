@@ -327,6 +327,14 @@ def test_a_damaged_checkpoint_of_many_is_left_out(run):
         evaluate(run, checkpoint="10")
 
 
+def test_a_checkpoint_that_its_run_removes_while_others_are_played_is_left_out(run):
+    def watch(name):
+        if name == "base":
+            shutil.rmtree(run / "checkpoints" / "20")
+
+    assert [one["checkpoint"] for one in evaluate(run, checkpoint="all", watch=watch)] == ["base", "10"]
+
+
 def refused(what):
     """Nothing was played before it."""
 
