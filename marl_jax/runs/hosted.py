@@ -4,7 +4,7 @@
 
 With dynamic sampling (`rollout.draws`), problems without contrast are drawn again, under new sample numbers. Only the
 last draw of each problem is learned from, so problems keep their number of episodes, and batches their shapes.
-Seeds that train side by side take their steps one after another, on the same engines.
+Seeds that train side by side play one after another, on the same engines; then they learn.
 """
 
 import dataclasses
@@ -53,21 +53,30 @@ class Hosted:
     def step(
         self, runs: Sequence[Run], states: Sequence[State], at: PhasePosition, clock: Clock
     ) -> list[Result]:
-        """The results of the next step of each run."""
-        return [self._step(run, state, at, clock) for run, state in zip(runs, states)]
-
-    def _step(self, run: Run, state: State, at: PhasePosition, clock: Clock) -> Result:
-        config, parts = run.config, run.parts
-        calls, draws = run.phases.collected_calls(at, state.step), None
-        if calls is None:
+        """The results of the next step of each run; all play before the first one learns, so that a stop loses none."""
+        played = list[tuple[Table, ResampleCounts | None]]()
+        for run, state in zip(runs, states):
             with finite(run, state):
-                calls, draws = self._play_and_grade(run, state, at, clock)
+                played.append(self._play_and_grade(run, state, at, clock))
+        # Checks for a stop before anything is donated; from then on all seeds finish the step.
+        checks = [runs[0].stop.check, *(None for _ in runs[1:])]
+        return [self._learn(*of_run, at, clock) for of_run in zip(runs, states, played, checks)]
+
+    def _learn(
+        self,
+        run: Run,
+        state: State,
+        played: tuple[Table, "ResampleCounts | None"],
+        check: Callable[[], None] | None,
+        at: PhasePosition,
+        clock: Clock,
+    ) -> Result:
+        config, parts, (calls, draws) = run.config, run.parts, played
         run.live.phase("learning")
         learner = run.phases.learner(at.phase)
         with clock("learn", lambda: learner.watch.seconds):
             table, groups = with_advantages(calls, config.advantages, parts.workflow.groups)
             table = table.replace(trains=run.phases.trains(at.phase, table))
-            check: Callable[[], None] | None = run.stop.check
             if hosts.count() > 1:  # no process may leave the others in a program that all run
                 run.stop.check_together()
                 check = None
@@ -92,7 +101,12 @@ class Hosted:
     def _play_and_grade(
         self, run: Run, state: State, at: PhasePosition, clock: Clock
     ) -> tuple[Table, "ResampleCounts | None"]:
-        """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling."""
+        """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling.
+
+        In a phase that does not play: the collected calls.
+        """
+        if (calls := run.phases.collected_calls(at, state.step)) is not None:
+            return calls, None
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
             player = self.serve(state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop, opening
 from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.loading import roads
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.terminal.live import Live
@@ -199,8 +201,19 @@ class Asked(Live):
 
 
 @pytest.mark.long
-def test_seeds_may_be_hosted_too(base, whole, tmp_path):
-    loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet())
+def test_seeds_may_be_hosted_too_and_a_stop_while_the_second_plays_loses_no_step(
+    base, whole, tmp_path, monkeypatch
+):
+    plays, play = itertools.count(1), Hosted._play_and_grade
+
+    def asked(road, run, *others):
+        if next(plays) == 4:  # its second step
+            run.stop.request()
+        return play(road, run, *others)
+
+    monkeypatch.setattr(Hosted, "_play_and_grade", asked)
+    assert loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet()) == 1
+    assert loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet()) == 8
     same(tmp_path / "runs" / "seed-0", whole)
 
 
