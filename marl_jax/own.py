@@ -12,6 +12,9 @@ from typing import Any
 from marl_jax.errors import UserError
 
 
+_LIBRARY = str(Path(__file__).parent)
+
+
 class OwnError(UserError, ValueError):
     """User code raised, or returned something that cannot be used; the text is one line."""
 
@@ -90,9 +93,10 @@ def error_text(error: BaseException) -> str:
 
 
 def error_line(error: BaseException, home: str | None = None) -> str:
-    """An exception of user code in one line, with its place: the last frame in the file `home`, else the last frame."""
+    """An exception of user code in one line, with its place: the last frame in `home`, else the user's last."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
+    of_user = [frame for frame in frames if not frame.filename.startswith(_LIBRARY)]
+    last = [frame for frame in frames if frame.filename == home][-1:] or of_user[-1:]
     where = f" (in {last[0].name}, line {last[0].lineno})" if last else ""
     return " ".join(error_text(error).split()) + where
 

@@ -523,6 +523,8 @@ def test_a_script_tells_a_wrong_result_and_a_bug_in_one_line(mine, monkeypatch, 
     assert end.value.code == cli.REFUSED and told.count("\n") == 1
     assert told.startswith("credit 'my_credits:reward' raised ValueError: invalid literal for int()")
     assert "(in <lambda>, line " in told
+    with pytest.raises(OwnError, match=r"but 1 was given$"):  # no line of the library, which has no mistake
+        earned(mine(lambda: []), *TWO)
 
 
 @pytest.mark.parametrize(
