@@ -136,6 +136,10 @@ class Tool:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise ValueError(f"fn of a tool is {self.fn!r:.80}; it must be a function")
+        if inspect.iscoroutinefunction(self.fn):
+            raise ValueError(
+                f"fn of tool '{self.name}' is async: give a function that runs it with asyncio.run"
+            )
         if not isinstance(self.args, tuple | list):
             raise ValueError(f"args of tool '{self.name}' are {self.args!r:.80}; they must be a tuple")
         seconds = self.timeout_s
@@ -299,7 +303,9 @@ def workflow(
     def wrap(fn: Callable[..., Script]) -> Workflow:
         title = str(name or getattr(without_partial(fn), "__name__", type(fn).__name__))
         if not inspect.isgeneratorfunction(fn):
-            raise ValueError(f"workflow '{title}' must be a generator function: yield its calls")
+            is_async = inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
+            how = "write def, not async def, and yield its calls" if is_async else "yield its calls"
+            raise ValueError(f"workflow '{title}' must be a generator function: {how}")
         signature = inspect.signature(fn)
         try:
             signature.bind_partial(None, None)

@@ -156,6 +156,12 @@ def test_declarations_of_another_form_are_refused(declared, message):
 def test_what_is_not_a_generator_function_is_refused():
     with pytest.raises(ValueError, match="must be a generator function"):
         workflow(roles=("a",))(lambda task, prompts: None)
+    with pytest.raises(ValueError, match="generator function: write def, not async def, and yield its calls"):
+        workflow(roles=("a",))(awaited)
+
+
+async def awaited(task, prompts):
+    """A workflow of a library in which calls are awaited."""
 
 
 def lonely(task, *, votes=1):
@@ -409,6 +415,7 @@ def test_the_time_of_a_tool_is_a_number_above_0(timeout_s):
     ("fn", "args", "message"),
     [
         ("sorted", (), "fn of a tool is 'sorted'"),
+        (awaited, (), "fn of tool 'awaited' is async: give a function that runs it with asyncio.run"),
         (sorted, "ab", "args of tool 'sorted'"),
         (sorted, 5, "args"),
     ],
