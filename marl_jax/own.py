@@ -11,7 +11,6 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
-
 _LIBRARY = str(Path(__file__).parent)
 
 

@@ -53,7 +53,7 @@ def _checked(result: Any, episodes: int, who: str) -> np.ndarray:
     except (TypeError, ValueError):
         raise OwnError(f"{who} returned {in_words(result)}; return one number per episode") from None
     if values.shape != (episodes,):
-        size = f"an array of shape {values.shape}" if values.ndim != 1 else f"{len(values)} values"
+        size = in_words(result) if values.ndim != 1 else f"{len(values)} values"
         raise OwnError(f"{who} returned {size} for {episodes} episodes; return one number per episode")
     wrong = np.flatnonzero(~((values >= 0) & (values <= 1)))
     if len(wrong):

@@ -121,7 +121,8 @@ def fill(template: str, fields: Mapping[str, str], where: str) -> str:
         raise ValueError(f"{where} needs the field '{missing[0]}'")
     if unused := sorted(set(fields) - in_template):
         raise ValueError(
-            f"{where} has no place for the field '{unused[0]}'; it has: {', '.join(sorted(in_template))}"
+            f"{where} has no place for the field '{unused[0]}', written {{{{{unused[0]}}}}}; it has: "
+            f"{', '.join(sorted(in_template)) or 'none'}"
         )
     return FIELD.sub(lambda match: fields[match[1]], template)
 

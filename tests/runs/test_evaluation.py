@@ -248,7 +248,7 @@ def wrong(value):
     return lambda table: value
 
 
-PERCENT, TOO_FEW, WORDS = wrong([50.0, 60.0]), wrong([1.0]), wrong("good")
+PERCENT, TOO_FEW, WORDS, NOTHING = wrong([50.0, 60.0]), wrong([1.0]), wrong("good"), wrong(None)
 
 
 def broken(table):
@@ -298,6 +298,7 @@ def test_a_metric_of_right_and_wrong_has_wilsons_interval():
         ("PERCENT", "returned 50 for episode 0; it is shown as a share, so scale it to 0 .. 1"),
         ("TOO_FEW", "returned 1 values for 2 episodes; return one number per episode"),
         ("WORDS", "returned 'good'; return one number per episode"),
+        ("NOTHING", "returned None for 2 episodes; return one number per episode"),  # a return is missing
         (
             "broken",
             r"raised AttributeError: 'Table' object has no attribute 'colour' \(in broken, line \d+\)$",

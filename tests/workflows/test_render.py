@@ -60,6 +60,9 @@ def test_a_field_of_a_system_message_is_refused_and_never_shown_to_a_model():
 def test_a_field_without_a_place_is_refused_by_name():
     with pytest.raises(ValueError, match=r"'judge\.again' has no place for the field 'critic'"):
         prompts().judge.again(critique="no", critic="no")
+    spaced = Prompts({"judge": "## user\n{{ question }}"})  # as other templates have it
+    with pytest.raises(ValueError, match=r"the field 'question', written \{\{question\}\}; it has: none"):
+        spaced.judge(question="?")
 
 
 @pytest.mark.parametrize("drafts", [None, ["four", None]])
