@@ -1176,6 +1176,7 @@ DIFFERENT = {
     "other sets": [
         (r"\{x\mid x\ge3\}", r"(3,\infty)"),
         (r"{x|x\ge3}", r"(3,\infty)"),
+        ("{x:x=7}", "7"),
         (r"\{x\mid y\ge3\}", r"[3,\infty)"),
         (r"\{x\in\mathbb{Z}\mid x\ge3\}", r"[3,\infty)"),
         (r"\{x:0<x<1\}", "[0,1]"),

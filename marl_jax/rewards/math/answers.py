@@ -271,7 +271,8 @@ def _bracket(text: str) -> Node:
     right = match.group()
     inner = text[len(left) : match.start()].strip()
     parts = _split(inner, _SEPARATOR) if inner else []
-    numbers = _set_builder(inner) if left in ("\\{", "{") else None
+    # {x|x>1}; but {x:x=1} is no set in the alphabet of `rewards.arrays`.
+    numbers = _set_builder(inner) if left == "\\{" or (left == "{" and "|" in inner) else None
     if numbers or left == "\\{":
         return numbers or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
     items = tuple(map(read, parts))
