@@ -255,7 +255,7 @@ def assertions(
         built_in = (defined & {test.get("call") for test in new}) - free
         used = free | built_in
         if "assert" not in part or not (entry_point or used):
-            raise RowError(f"test {number} asserts nothing about the program ({part.strip()[:60]})")
+            raise RowError(f"test {number} asserts nothing about the program ({' '.join(part.split())[:60]})")
         unknown = ", ".join(sorted(used - {entry_point}))
         if entry_point and unknown and "import *" not in part + setup:
             raise RowError(f"test {number}: its code uses {unknown}, which nothing defines")

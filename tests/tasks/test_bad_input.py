@@ -84,6 +84,11 @@ BROKEN_ROWS = [
     ("humaneval", humaneval_row(1) | {"test": "def check(candidate): pass"}, "asserts nothing"),
     ("jsonl", {"question": "1?"}, "field 'gold' or .* is missing"),
     ("jsonl", {"prompt": "1?", "tests": []}, "no tests"),
+    (
+        "jsonl",
+        {"prompt": "1?", "tests": "def check(candidate):\n    assert candidate(1) == 2\n"},
+        r"test 1 asserts nothing about the program \(def check\(candidate\): assert candidate",
+    ),
     ("jsonl", {"prompt": "1?", "tests": ""}, "(?<=row 5: )test 1 asserts nothing about the program"),
     (
         "jsonl",
