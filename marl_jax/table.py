@@ -91,6 +91,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.role)
 
+    def __repr__(self) -> str:
+        return f"Table({len(self)} calls, {len(self.bare_episodes)} episodes, roles={self.roles})"
+
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> "Table":
         """The table of these episodes, with their grades if all are graded."""

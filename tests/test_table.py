@@ -91,6 +91,11 @@ def test_columns_say_what_the_calls_were(table):
     assert table.kept[5].tolist() == [[6, -1, -1], [7, 8, 9]] and len(table.kept[0]) == 0
 
 
+def test_in_a_notebook_a_table_is_one_line(table):
+    assert repr(table).startswith(f"Table({len(table)} calls, {len(table.bare_episodes)} episodes, roles=(")
+    assert len(repr(table)) < 120
+
+
 @pytest.mark.parametrize(
     ("kind", "answer", "choice"),
     [
