@@ -147,8 +147,8 @@ SETS = {
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
         *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 98)),
     ),
-    # Clean cells at three times the learning rate. At six times it isolated voting ended at 65% and 74% (one run each of
-    # seeds 0 and 100), and at ten times no answer was right after 20 steps (seed 100); these runs are not in the study.
+    # Clean cells at three times the learning rate. At six times it, isolated voting ended at 66% (seed 0) and was at
+    # 74% after 190 steps (seed 100); at ten times, no answer was right after 20 steps (seed 100). These are no part.
     "rates": tuple(
         f"{cell}-xs-math+rate3" for cell in ("voting-isolated", "voting-shared", "single_matched-shared")
     ),
