@@ -119,8 +119,8 @@ STEEP = (
     "eval_opt-shared-xs-math+rounds6+long",
 )
 FLAT = tuple(name.replace("6", "1") for name in STEEP)
-# No cell of STEEP fell, so no cell has the largest cliff. Confounds and interventions are tried in this one, at a
-# fraction of the time of six agents and 400 steps (the hours are in docs/findings-runs.md).
+# No cell of STEEP fell. Confounds and interventions are tried in this one, at a fraction of the time of six agents and
+# 400 steps (the hours are in docs/findings-runs.md), and interventions again at the rate at which a run fell.
 BASE = "voting-isolated-xs-math"
 SETS = {
     "xs-math": tuple(name for name in micro.SETS["study"] if name.endswith("-xs-math")),
@@ -147,11 +147,12 @@ SETS = {
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
         *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 98)),
     ),
-    # Clean cells at three times the learning rate. At six times it, isolated voting ended at 66% (seed 0) and was at
-    # 74% after 190 steps (seed 100); at ten times, no answer was right after 20 steps (seed 100). These are no part.
-    "rates": tuple(
-        f"{cell}-xs-math+rate3" for cell in ("voting-isolated", "voting-shared", "single_matched-shared")
+    # Clean cells at higher learning rates. At ten times the rate no answer was right after 20 steps (one try).
+    "rates": (
+        *(f"{cell}-xs-math+rate3" for cell in ("voting-isolated", "voting-shared", "single_matched-shared")),
+        *(f"{cell}-xs-math+rate6" for cell in ("voting-isolated", "voting-shared")),
     ),
+    "cliff": tuple(f"{BASE}+rate6+{change}" for change in ("anchor", "multiplicity", "equalise", "damping")),
     "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
     "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),
 }

@@ -176,6 +176,12 @@ class Live:
         doing = " ".join(part for part in (self._phase, self._progress) if part)
         lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {made:4.0%}"]
         lines += [f"now       {doing}"]
+        # Early, since a low terminal shows the first lines only.
+        for name, view in {"": self, **self._others}.items():
+            of_seed, error = f"{name}: " if name else "", view._failing
+            titles = ", ".join(f"{one.title} since step {one.step}" for one in view._holding)
+            lines += [f"alarms    {of_seed}{titles}"] if titles else []
+            lines += [f"errors    {of_seed}in all episodes, the first: {error}"] if error else []
         if self._evaluations:
             step = self._evaluations[-1].get("step")
             parts = [f"{_accuracy(self._evaluations[-1])} at step {step}"]
@@ -191,9 +197,6 @@ class Live:
                 lines += [f"curve     {curve}"]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
-        for name, view in {"": self, **self._others}.items():
-            titles = ", ".join(f"{one.title} since step {one.step}" for one in view._holding)
-            lines += [f"alarms    {name}{': ' if name else ''}{titles}"] if titles else []
         return lines
 
     def _rewards(self, separator: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_jax.study.cliffs import TERMINAL, course
+from marl_jax.study.cliffs import TERMINAL, course, fell
 from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
 from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
@@ -64,7 +64,8 @@ def answers(runs: Sequence[Run]) -> Answered:
         _compared(2, judged),
         amplification([run for cell in cells for run in cell.runs if run.finished]),
         capture(cells),
-        *(_compared(number, judged) for number in (5, 6)),
+        _compared(5, judged, falls=_falls(pairs)),
+        _compared(6, judged),
         prediction(cells),
     ]
     return Answered(found, _table(judged, cells), judged, cells, pairs)
@@ -230,7 +231,17 @@ def _nearest(cell: Cell, singles: Sequence[Cell], key: str) -> tuple[str, str]:
     return amount, f"{near.label}\n{'' if alike(ours, theirs) else UNMATCHED}{times}"
 
 
-def _compared(number: int, judged: Sequence["Judged"], table: Table | None = None) -> Finding:
+def _falls(pairs: Sequence[Pair]) -> str:
+    """How many runs under a confound fell off a cliff."""
+    sides = [pair[:2] for pair in pairs if _only(pair, *REGIME)]
+    confounded = {id(cell): cell for pair in sides for cell in pair if not _is_clean(cell)}
+    known = [end for cell in confounded.values() for run in cell.runs if (end := fell(run)) is not None]
+    return f"Under them {sum(known)} of {len(known)} runs fell off a cliff. " if known else ""
+
+
+def _compared(
+    number: int, judged: Sequence["Judged"], table: Table | None = None, falls: str = ""
+) -> Finding:
     question, doubt = QUESTIONS[number]
     tested = [one for one in judged if one.test.question == number]
     if not tested:
@@ -247,7 +258,8 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
         ]
         answer += f"No control in calls, or none in tokens: {', '.join(lacking)}. " if lacking else ""
     bars = [one.test.bar._replace(verdict=one.verdict) for one in tested]
-    return Finding(question, answer.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])
+    tables = [table] if table and table.rows else []
+    return Finding(question, (answer + falls).rstrip(), doubt, bars, tables=tables)
 
 
 def tally(judged: Sequence[Judged]) -> str:
