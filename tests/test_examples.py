@@ -183,8 +183,11 @@ def test_what_the_page_of_loops_changes_works(base, capsys):
     assert 0 <= float(share) <= 1 and words
 
 
-def test_the_compiled_step_tells_of_every_step(base, capsys):
+def test_the_compiled_step_tells_of_every_step_and_is_compiled_once(base, capsys, monkeypatch):
+    made, jit = [], jax.jit
+    monkeypatch.setattr(jax, "jit", lambda function, **kw: made.append(jit(function, **kw)) or made[-1])
     run("compiled_step", *[f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")])
+    assert [one._cache_size() for one in made if one.__name__ == "step"] == [1]
     told = capsys.readouterr().out.splitlines()
     assert [re.fullmatch(r"(\d) reward [01]\.\d+ tokens \d+", line)[1] for line in told] == ["1", "2"]
 

@@ -26,7 +26,7 @@ from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.task import Task
 from marl_jax.tasks import DataError
-from marl_jax.workflows import Call, Fork, parse
+from marl_jax.workflows import Call, Fork, Tool, parse
 
 REFUSED = {
     "self_refine_with_tests": ("self_refine_with_tests-shared-xs-code", {}),
@@ -89,6 +89,10 @@ def forks(task, prompts):
     yield Fork(2)
 
 
+def uses_a_tool(task, prompts):
+    yield Tool(len, ("1",))
+
+
 def labelled(task, prompts):
     yield Call("generator", SAY, labels={"mine": 1})
 
@@ -116,6 +120,7 @@ def reads_by_itself(task, prompts):
 WORKFLOWS = {
     "draws at random": draws,
     "yields a Fork": forks,
+    "yields a Tool": uses_a_tool,
     "has labels": labelled,
     "spells out a control word": speaks_in_control_words,
     "parallel calls of several roles": two_at_a_time,
