@@ -20,7 +20,8 @@ from marl_jax.compiled import (
     to_host,
 )
 from marl_jax.compiled.cast import rates
-from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall, _Rehearsal, count_calls
+from marl_jax.compiled.rehearsal import _Rehearsal, count_calls
+from marl_jax.compiled.stage import OUTSIDE, Answers, StageCall
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
