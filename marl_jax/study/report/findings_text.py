@@ -1,7 +1,7 @@
 """docs/findings.md: the answers of `findings` as Markdown, with a figure for each, between two marks of a page.
 
-Text outside of the marks is written by hand and kept. A second page, of the same name with `-runs`, has all tests, the
-runs that were made, and those that are missing.
+Text outside of the marks is written by hand and kept. Two more pages, of the same name with `-tests` and `-runs`, have
+all tests; and the runs that were made, and those that are missing.
 """
 
 import collections
@@ -37,7 +37,7 @@ COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds
 
 
 def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
-    """Write the numbers of a page anew from the compact results of a study; its figures and `-runs` page next to it."""
+    """Write the numbers of a page anew from the compact results of a study; its figures and other pages next to it."""
     path = Path(os.path.expanduser(page))
     compact = [run for run in study.runs.values() if run.compact]
     if not compact:
@@ -47,26 +47,31 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
     answered = findings.answers(compact)
-    second = path.with_name(f"{path.stem}-runs.md")
+    beside = [path.with_name(f"{path.stem}-{name}.md") for name in ("tests", "runs")]
     with path_errors(path, "choose another --findings"):  # figures are written next to it
         sections = [_section(k, one, path) for k, one in enumerate(answered.findings, 1)]
     parts = [markdown(agreement(answered)), *sections]
-    parts.append(f"[A second page]({second.name}) has all tests, all runs, and the runs that are missing.")
+    links = [f"[{name}]({other.name})" for name, other in zip(("the tests", "the runs"), beside)]
+    parts.append(f"Pages of their own have {links[0]}; and {links[1]}, with those that are missing.")
     before, _, rest = text.partition(BEGIN)
-    runs = [
-        "# The tests and runs behind the findings\n\n"
-        f"Made by `make page`, like the numbers of [{path.name}]({path.name})."
-    ]
     long = (table for finding in answered.findings for table in finding.tables if len(table.rows) > MOST)
-    tables = answered.tests, *long, _made(answered.cells), _lacking(answered.cells)
-    runs += [markdown(table) for table in tables if table.rows]
-    runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
+    pages = {
+        "The tests behind the findings": (answered.tests, *long),
+        "The runs behind the findings": (_made(answered.cells), _lacking(answered.cells)),
+    }
+    texts = [
+        [f"# {title}\n\nMade by `make page`, like the numbers of [{path.name}]({path.name})."]
+        + [markdown(table) for table in tables if table.rows]
+        for title, tables in pages.items()
+    ]
+    texts[-1] += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path, "choose another --findings"):
         body = "\n\n".join(parts)
         write_atomically(
             path, f"{before}{BEGIN}\n\n{body}\n\n{END}{rest.partition(END)[2]}".encode(), shared=True
         )
-        write_atomically(second, ("\n\n".join(runs) + "\n").encode(), shared=True)
+        for other, page_parts in zip(beside, texts):
+            write_atomically(other, ("\n\n".join(page_parts) + "\n").encode(), shared=True)
 
 
 def markdown(table: Table, level: int = 2) -> str:
@@ -87,8 +92,8 @@ def _section(number: int, finding: Finding, page: Path) -> str:
         drawing.bars(finding, page.with_name(name))
         parts.append(f"![{finding.question}]({name}.svg)")
         if finding.against == "zero":  # differences; other numbers have tables of their own
-            parts.append(_differences(finding, f"{page.stem}-runs.md"))
-    parts += [_table(table, f"{page.stem}-runs.md") for table in finding.tables]
+            parts.append(_differences(finding, f"{page.stem}-tests.md"))
+    parts += [_table(table, f"{page.stem}-tests.md") for table in finding.tables]
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
 
 

@@ -581,7 +581,7 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
 
 def published():
     """{label: points} of the committed tests."""
-    text = PAGE.with_name("findings-runs.md").read_text()
+    text = PAGE.with_name("findings-tests.md").read_text()
     rows = re.findall(r"^\| (\S+ over base) \| [^|]+ \| ([-+.\d]+) ", text, re.MULTILINE)
     return {label: float(points) for label, points in rows}
 
@@ -607,7 +607,7 @@ def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
     page.write_text(PAGE.read_text())
     findings_text.write_findings(results.read_study(STUDY), page)
     numbers = lambda text: [float(x) for x in re.findall(number, text)]
-    for name in ("findings.md", "findings-runs.md"):
+    for name in ("findings.md", "findings-tests.md", "findings-runs.md"):
         made, kept = (tmp_path / name).read_text(), (PAGE.parent / name).read_text()
         assert re.sub(number, "N", made) == re.sub(number, "N", kept)
         assert numbers(made) == pytest.approx(numbers(kept), rel=0.02, abs=0.011)
