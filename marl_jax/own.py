@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
-_LIBRARY = str(Path(__file__).parent)
+_LIBRARY = str(Path(__file__).parent) + os.sep
 
 
 class OwnError(UserError, ValueError):

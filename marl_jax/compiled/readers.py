@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.own import without_partial
 from marl_jax.rewards import arrays
 from marl_jax.rewards.arrays import Text, role_readers
 from marl_jax.rewards.arrays.boxed_spans import is_blank
@@ -91,7 +92,7 @@ CHOOSERS = {"judge": parse.verdict, "picker": parse.pick}  # {kind of role: the 
 def check_chooser(reader: Callable[..., Any] | None, role: str, workflow: Workflow) -> None:
     """Refuse a judge or picker with another reader: on the hosted road its choice follows from any answer."""
     chooser = CHOOSERS.get(kind := workflow.kind_of(role))
-    if chooser and getattr(reader, "func", reader) is not chooser:
+    if chooser and without_partial(reader) is not chooser:
         raise NoArrayForm(
             f"role '{role}', a {kind} that does not read with {chooser.__name__}, has no form in arrays"
         )
@@ -101,7 +102,7 @@ def form_of(reader: Callable[..., Any] | None, role: str, family: Family) -> Rea
     """The array form of a call's hosted reader; None reads the answer of a task of this family."""
     if reader is None:
         return ANSWERS[family]
-    inner = reader.func if isinstance(reader, functools.partial) else reader
+    inner = without_partial(reader)
     if inner not in FORMS:
         raise NoArrayForm(f"role '{role}' reads with {inner!r:.60}, which has no form in arrays")
     settings = getattr(reader, "keywords", {})

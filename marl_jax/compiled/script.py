@@ -16,7 +16,7 @@ from typing import Any
 
 from marl_jax.compiled.alphabet import Alphabet
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.own import error_line, file_of
+from marl_jax.own import error_line, file_of, without_partial
 from marl_jax.rollouts import Chat
 from marl_jax.task import Family
 from marl_jax.workflows import parse
@@ -235,7 +235,7 @@ def _check_other_answers(
 
 def _answers(call: Call, text: str) -> tuple[str | None, ...]:
     """Answers that the reader of a call may find, where the text does not decide."""
-    reader, settings = getattr(call.read, "func", call.read), getattr(call.read, "keywords", {})
+    reader, settings = without_partial(call.read), getattr(call.read, "keywords", {})
     if reader is parse.plan_of:
         return (parse.plan_of(text, settings.get("limit", 1)),)
     if reader is parse.stripped:

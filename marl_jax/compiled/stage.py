@@ -124,7 +124,7 @@ class Stage:
         self.episodes = episodes or len(tasks.id) * cast.samples
         self.live = jnp.ones(self.episodes, bool)
         self.astray = ~self.live  # episodes that follow a text that is not there; their answer has no place
-        # Not checked, since a form may follow one of its answers.
+        self.texts: list[Mapping[int, str]] = [{}]  # by path: the texts of some calls
         self._scripts, self._path = [cast.script({}, check=False)], jnp.zeros(self.episodes, jnp.int32)
         self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
         self._batch = 0
@@ -184,7 +184,8 @@ class Stage:
             raise NoArrayForm("a workflow whose path depends on two plans has no form in arrays")
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
-        self._scripts = [self.cast.script({call: text}) for text in texts]
+        self.texts = [{call: text} for text in texts]
+        self._scripts = [self.cast.script(given, check=False) for given in self.texts]
         # For an index beyond an end JAX would take another text.
         self.astray = (which < 0) | (which >= len(texts))
         self._place, self._path = [dict(self._place[0]) for _ in texts], jnp.where(self.astray, 0, which)

@@ -18,7 +18,7 @@ from fractions import Fraction
 from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
 from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
-from marl_jax.rewards.math.units import UNIT_LETTERS, has_words, measure
+from marl_jax.rewards.math.units import SPACED_LETTERS, UNIT_LETTERS, has_words, measure
 
 Node = tuple
 
@@ -99,7 +99,8 @@ def read(text: str) -> Node:
 # --- structure ------------------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
-_LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}ACTFH])$")  # a letter without a space before it is no unit
+# A letter without a space before it is no unit.
+_LETTER = re.compile(rf" ([{''.join([*UNIT_LETTERS, *SPACED_LETTERS])}])$")
 _CHOICE = r"[A-J]|\\textcircled\{\d+\}"
 _CHOICES = re.compile(rf"(?:{_CHOICE}|\([A-J]\))(?:(?: ?, ?(?:and )?| and )(?:{_CHOICE}|\([A-J]\)))+")
 _HOUR = re.compile(r"\d{1,2} [ap]m")

@@ -129,9 +129,8 @@ _DEGREES = re.compile(
     r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)(?:(?<=C)elsius|(?<=F)ahrenheit)?$", re.I
 )
 _OHMS = re.compile(r"(?<=\d)\s*(?P<scale>[kM]?)\s*\\Omega$")
-_MICRO = re.compile(
-    r"(?<=[\d}]) \\mu ?(?P<unit>[msLFHACTVJ]|Pa|eV|mol)$"
-)  # 5 \mu N may be a force of friction
+# Not N: 5 \mu N may be a force of friction.
+_MICRO = re.compile(r"(?<=[\d}]) \\mu ?(?P<unit>[msLFHACTVJ]|Pa|eV|mol)$")
 _FACTOR = r"[A-Za-z]{1,12}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 _COMPOUND = re.compile(rf"(?<= ){_FACTOR}(?:\s*(?:\\cdot|/)\s*{_FACTOR}){{1,4}}\s*$")
 _FACTORS = re.compile(r"(/?)\s*(?<!\\)\b([A-Za-z]+)(?:\s*\^\s*\{?\s*(-?\d))?")
@@ -187,13 +186,9 @@ _ABBREVIATIONS = """
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
 UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter) == 1}
-_ALIASES |= {
-    "A": "ampere",
-    "C": "coulomb",
-    "T": "tesla",
-    "F": "farad",
-    "H": "henry",
-}  # \text{C} is also a choice
+# Not among UNIT_LETTERS, because \text{C} is also a choice.
+SPACED_LETTERS = {"A": "ampere", "C": "coulomb", "T": "tesla", "F": "farad", "H": "henry"}
+_ALIASES |= SPACED_LETTERS
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
 _ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
 _ALIASES |= {

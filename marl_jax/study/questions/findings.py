@@ -166,12 +166,7 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
         elif changed and _only(pair, "learner.interventions"):
             yield ends._replace(question=6)
         # Two changed cells differ in two changes, so each is compared only with the clean one that is nearest to it.
-        elif (
-            pair.planned
-            and not more.single
-            and _is_clean(less)
-            and not (changed and _is_far(pair, more, pairs))
-        ):
+        elif pair.planned and not more.single and _is_clean(less) and not _is_far(pair, more, pairs):
             yield ends
 
 
@@ -181,10 +176,12 @@ def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
     return sides[0] if sides and _only(pair, "policies.map") else None
 
 
-def _is_far(pair: Pair, changed: Cell, pairs: Sequence[Pair]) -> bool:
+def _is_far(pair: Pair, cell: Cell, pairs: Sequence[Pair]) -> bool:
     """Whether a changed cell differs from some clean cell in only a part of what it differs in here."""
-    clean = (each for each in pairs if changed in each[:2] and any(map(_is_clean, each[:2])))
-    return any(set(each.differ) < set(pair.differ) for each in clean)
+    if _is_clean(cell):
+        return False
+    sides = ((each, other) for each in pairs for one, other in (each[:2], each[1::-1]) if one is cell)
+    return any(_is_clean(other) and set(each.differ) < set(pair.differ) for each, other in sides)
 
 
 def _control(pair: Pair) -> str:
