@@ -44,7 +44,7 @@ cli.define_accept_changes()
 
 
 def main(_config: None, _: list[str]) -> None:
-    from marl_jax.commands.casts import Evaluation
+    from marl_jax.commands.contenders import Evaluation
     from marl_jax.commands.evaluate import announce, evaluate
     from marl_jax.terminal.tables import table
 

@@ -2,7 +2,7 @@
 
     checkpoint ──► policies ──► the same problems, the same noise ──► lines of eval.jsonl, each paired with the base
 
-Only this and `recipes.run` read the test split. The mode decides which policies play, see `casts`.
+Only this and `recipes.run` read the test split. The mode decides which policies play, see `contenders`.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from typing import Any
 import jax
 from absl import logging
 
-from marl_jax.commands.casts import Cast, Evaluation, make_stage
 from marl_jax.commands.console import print_to_stderr
+from marl_jax.commands.contenders import Contender, Evaluation, make_comparison
 from marl_jax.config.config_checks import unused_fields
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
@@ -106,11 +106,11 @@ def evaluate(
                 f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
             )
         start = policies_at(path, config, parts, "base")
-        stage = make_stage(evaluation, config, parts, accept_changes)
-        settings, measured = _shapes(path, config, stage.parts)
+        pair = make_comparison(evaluation, config, parts, accept_changes)
+        settings, measured = _shapes(path, config, pair.parts)
         log = target / "vllm.log"
         service = make_service(
-            stage.base.config, stage.parts, start.trees, settings, measured=measured, log=log
+            pair.base.config, pair.parts, start.trees, settings, measured=measured, log=log
         )
         stack.callback(service.close)
         tasks = list(problems[: evaluation.problems])
@@ -118,16 +118,16 @@ def evaluate(
         if train is not None and (warning := shared_problems(config.data, split, problems, train)):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed
-        metric = stage.base.config.evaluation.metric
+        metric = pair.base.config.evaluation.metric
         made_of = {"data": digests.pop(f"data {split}"), "of_problems": len(problems)}
         if evaluation.data:  # a name of its own keeps its records apart from those of the run's problems
             split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
         made_of["made_with"] = folder.versions() | digests | {"config": _digest(config)}
 
-        def play(cast: Cast, saved: Stored, base: list[float] | None) -> dict[str, Any]:
+        def play(contender: Contender, saved: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(saved.trees, saved.updates)
             grader = Grader()
-            table = player_of(cast.config, stage.parts, service).play(
+            table = player_of(contender.config, pair.parts, service).play(
                 tasks,
                 samples=samples,
                 step=EVALUATION_NOISE,
@@ -136,9 +136,15 @@ def evaluate(
                 finished=grader.start,
             )
             table = grade(table, grader)
-            results = summary(table, samples, base, stage.parts.metric)
+            results = summary(table, samples, base, pair.parts.metric)
             results |= {"ungraded": count} if (count := newly_ungraded()) else {}
-            about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": saved.name, **cast.about}
+            about = {
+                "split": split,
+                "mode": contender.mode,
+                "seed": noise,
+                "checkpoint": saved.name,
+                **contender.about,
+            }
             about |= {"metric": metric} if metric else {}
             record = {**about, **records.run_name, **results, **made_of}
             record["episodes"] = _keep(target, saved.step, table, record)
@@ -146,10 +152,10 @@ def evaluate(
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
         same["metric"] = metric
-        base = records.base(stage.base, {**same, **stage.base.about}) or play(stage.base, start, None)
+        base = records.base(pair.base, {**same, **pair.base.about}) or play(pair.base, start, None)
         checkpoints = itertools.chain(first, remaining)
-        known = lambda saved: records.known(stage.cast, saved, {**same, **stage.cast.about})
-        return [base, *(known(c) or play(stage.cast, c, base["per_problem"]) for c in checkpoints)]
+        known = lambda saved: records.known(pair.contender, saved, {**same, **pair.contender.about})
+        return [base, *(known(c) or play(pair.contender, c, base["per_problem"]) for c in checkpoints)]
 
 
 class _Records:
@@ -169,13 +175,13 @@ class _Records:
             lines.write(record["step"], record)
         return record
 
-    def base(self, cast: Cast, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    def base(self, contender: Contender, about: Mapping[str, Any]) -> dict[str, Any] | None:
         """The record of the base on the same problems and noise, by the same code, if it was played before.
 
         The run's evaluation at step 0 counts, too: it was made with the inputs in `config.json`, if no change was
         accepted. A record of another run with the same base is written again for this run.
         """
-        modes = ("base", "trained") if cast.mode == "base" else (cast.mode,)
+        modes = ("base", "trained") if contender.mode == "base" else (contender.mode,)
         start = folder.read(self._run)
         of_run = {
             **start.get("versions", {}),
@@ -191,13 +197,13 @@ class _Records:
                 return self.write(line | self.run_name) if other else line
         return None
 
-    def known(self, cast: Cast, saved: Stored, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    def known(self, contender: Contender, saved: Stored, about: Mapping[str, Any]) -> dict[str, Any] | None:
         """The run's record of a checkpoint that was played before; none if another run takes part in the mode.
 
         Records elsewhere may be of a checkpoint that was trained again since; a run drops such records of its own.
         """
-        about = {**about, "mode": cast.mode, "checkpoint": saved.name}
-        lines = [] if cast.mode == "generator_transfer" else self._of_run
+        about = {**about, "mode": contender.mode, "checkpoint": saved.name}
+        lines = [] if contender.mode == "generator_transfer" else self._of_run
         return next((line for line in lines if _matches(line, about)), None)
 
 
@@ -246,7 +252,7 @@ def _train(trained_on: DataConfig, played: DataConfig) -> Sequence[Task] | None:
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[WhichCheckpoint]:
     """The checkpoints to play in addition to the base; a run without any is refused."""
-    recast = mode in ("generator_transfer", "swapped")  # the initial policies, too, play in the other cast
+    recast = mode in ("generator_transfer", "swapped")  # the initial policies, too, play in other roles
     default = "base" if mode in ("base", "generator_transfer") else "latest"
     every = checkpoint == "all"
     which = "latest" if every else read_which(checkpoint or default, "--checkpoint", also=("all",))

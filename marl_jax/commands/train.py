@@ -4,8 +4,8 @@ import sys
 import time
 
 from marl_jax import hosts
-from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.console import print_to_stderr
+from marl_jax.commands.contenders import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import ConfigError, RunConfig, load_config
 from marl_jax.runs import train

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.contenders import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.commands.export import export
 from marl_jax.models import load_hf

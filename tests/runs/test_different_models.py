@@ -11,7 +11,7 @@ import pytest
 from run_kit import in_a_process, same
 from tiny_run import MODEL, OTHER, differing, other_base, tiny_config
 
-from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.contenders import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.commands.export import export
 from marl_jax.compiled.refusal import NoArrayForm

@@ -16,7 +16,7 @@ import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
 from marl_jax.commands import evaluate as evaluation_of_runs
-from marl_jax.commands.casts import Evaluation, make_stage
+from marl_jax.commands.contenders import Evaluation, make_comparison
 from marl_jax.commands.export import export
 from marl_jax.config.run_config import ConfigError, DataConfig, load_config
 from marl_jax.models import init, load_hf
@@ -282,11 +282,15 @@ def test_settings_of_training_refuse_no_cast(base, changes):
     fields = {"policies.base": base} | changes
     config = load_config("configs/micro.py:voting-isolated-xs-math", [*fields.items()])
     parts = load_parts(config)
-    swapped = make_stage(Evaluation(mode="swapped"), config, parts, accept_changes=False).cast.config
+    swapped = make_comparison(
+        Evaluation(mode="swapped"), config, parts, accept_changes=False
+    ).contender.config
     assert swapped.policies.map == {"generator": "p1", "aggregator": "p0"}
     for role, policy in config.policies.map.items():
         alone = Evaluation(mode="single_transfer", role=role)
-        assert make_stage(alone, config, parts, False).cast.config.policies.map == {"generator": policy}
+        assert make_comparison(alone, config, parts, False).contender.config.policies.map == {
+            "generator": policy
+        }
 
 
 def test_a_single_agents_policy_plays_the_generator(run, base, tmp_path):

@@ -10,7 +10,7 @@ from run_kit import records
 from tiny_run import other_base, tiny_config
 from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
 
-from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.contenders import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import (
     ConfigError,

@@ -1,4 +1,4 @@
-"""Casts of an evaluation: the workflow, the policy of each role, and the cast that it is compared with.
+"""Contenders of an evaluation: the workflow, the policy of each role, and the contender it is compared with.
 
 trained              every role by its own policy           compared with the same policies at their start
 swapped              every role by the next one's policy    the same
@@ -78,7 +78,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast:
+class Contender:
     """A configuration to play, and its description in records."""
 
     config: RunConfig
@@ -87,17 +87,19 @@ class Cast:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
-    """A cast, the one that it is compared with, and the parts that play both."""
+class Comparison:
+    """A contender, the one that it is compared with, and the parts that play both."""
 
-    cast: Cast
-    base: Cast
+    contender: Contender
+    base: Contender
     parts: Parts
 
 
-def make_stage(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
-    """The stage of the chosen mode."""
-    learner = dataclasses.replace(config.learner, learning_rates={})  # a cast may lack some policies
+def make_comparison(
+    evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool
+) -> Comparison:
+    """The comparison of the chosen mode."""
+    learner = dataclasses.replace(config.learner, learning_rates={})  # a contender may lack some policies
     config = dataclasses.replace(config, steps=0, phases=(), learner=learner)  # nothing is trained
     match evaluation.mode:
         case "single_transfer":
@@ -105,7 +107,7 @@ def make_stage(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_c
         case "generator_transfer":
             return _transferred(evaluation, config, parts, accept_changes)
     played = _swapped(config, parts) if evaluation.mode == "swapped" else config
-    return Stage(Cast(played, evaluation.mode), Cast(config, "base"), parts)
+    return Comparison(Contender(played, evaluation.mode), Contender(config, "base"), parts)
 
 
 def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
@@ -128,7 +130,7 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
     return dataclasses.replace(config, policies=_pruned(config, policy_map, frozen_roles=frozen))
 
 
-def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
+def _alone(config: RunConfig, parts: Parts, role: str) -> Comparison:
     """The single-agent workflow, its generator played by the policy of a role."""
     policy = _policy(config, role)
     if "generator" not in parts.prompts.files:
@@ -152,12 +154,12 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
         evaluation=dataclasses.replace(config.evaluation, metric=None),
     )
-    cast = Cast(single_config, "single_transfer", {"role": role})
+    alone = Contender(single_config, "single_transfer", {"role": role})
     only = {policy: parts.specs[policy]}
-    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=only, metric=None))
+    return Comparison(alone, alone, dataclasses.replace(parts, workflow=single, specs=only, metric=None))
 
 
-def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
+def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Comparison:
     """A role of the workflow played by the policy of a single agent, unchanged."""
     role = evaluation.role or "generator"
     _policy(config, role)
@@ -194,9 +196,9 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
         for key, policy in config.policies.map.items()
     }
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
-    return Stage(
-        Cast(dataclasses.replace(config, policies=_pruned(config, policy_map)), evaluation.mode, about),
-        Cast(config, "base"),
+    return Comparison(
+        Contender(dataclasses.replace(config, policies=_pruned(config, policy_map)), evaluation.mode, about),
+        Contender(config, "base"),
         dataclasses.replace(
             parts,
             specs=specs,
