@@ -5,16 +5,13 @@ episodes, waves of calls ─► Admission (which calls enter, move, wait, lose t
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from marl_jax.sampling.admission import Admission, Waiting
-from marl_jax.sampling.requests import Partial, Request
+from marl_jax.sampling.requests import Completion, Request
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
-
-EMPTY: Any = np.zeros(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +124,7 @@ class _Replay:
         given_up = []
         for lane in self._admission.grow(cached, most - so_far):
             waiting, count = self._calls[tickets[lane]][2], int(so_far[lane])
-            sampled = Partial((-1 - waiting.ticket,) * count, EMPTY, EMPTY) if count else None
+            sampled = Completion([-1 - waiting.ticket] * count, [], "length") if count else None
             given_up.append(waiting._replace(sampled=sampled))
             tickets[lane] = FREE
         self.out.given_up += len(given_up)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marl_jax.sampling.prefixes import Key, Owner, Prefixes, Tokens
-from marl_jax.sampling.requests import Partial, Request
+from marl_jax.sampling.requests import Completion, Request
 from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
-    sampled: Partial | None = None  # the tokens that it sampled before it gave up its lane
+    sampled: Completion | None = None  # what it sampled before it gave up its lane
 
     @property
     def tokens(self) -> Tokens:
@@ -36,24 +36,24 @@ class Waiting(NamedTuple):
         return self.request.tokens if self.sampled is None else (*self.request.tokens, *self.sampled.tokens)
 
     @property
+    def count(self) -> int:
+        """The number of tokens of `sampled`."""
+        return 0 if self.sampled is None else len(self.sampled.tokens)
+
+    @property
     def cached(self) -> int:
         """The number of tokens that must be cached when it enters a lane."""
-        return len(self.request.tokens) - 1 + (0 if self.sampled is None else len(self.sampled.tokens))
+        return len(self.request.tokens) - 1 + self.count
 
     @property
     def left(self) -> int:
         """How many more tokens it may sample."""
-        return self.request.max_new_tokens - (0 if self.sampled is None else len(self.sampled.tokens))
-
-    @property
-    def owner(self) -> Owner:
-        """The policy whose cached prompts the request may use."""
-        return self.request.policy
+        return self.request.max_new_tokens - self.count
 
     @property
     def key(self) -> Key:
-        """Its key in the prefix cache: all tokens but the last, which the first decode step feeds."""
-        return self.owner, self.tokens[:-1]
+        """Its key in the prefix cache: its policy, and all tokens but the last, which the first decode step feeds."""
+        return self.request.policy, self.tokens[:-1]
 
 
 def _arrival(waiting: Waiting) -> int:

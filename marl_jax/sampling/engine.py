@@ -200,7 +200,8 @@ class Engine:
         given_up = []
         for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
             waiting = bank.requests.pop(int(table.tickets[lane]))
-            given_up.append(waiting._replace(sampled=table.give_up(lane)))
+            sampled = table.leave(lane, waiting.request)
+            given_up.append(waiting._replace(sampled=sampled if sampled.tokens else None))
         admission.resume(given_up)
         self._swap(bank, admission.places.settle())
         self.stats.given_up += len(given_up)
@@ -240,14 +241,7 @@ class Engine:
                 for part in self._parts([(row, lane) for lane, row in pairs]):
                     bank.rungs[rung] = programs.copy_rows(self._prefix_cache, bank.rungs[rung], *part)
             for lane, _, waiting in wave.seats:
-                bank.table.occupy(
-                    lane,
-                    waiting.ticket,
-                    waiting.request,
-                    waiting.adapter,
-                    self.config.vocab_size,
-                    waiting.sampled,
-                )
+                bank.table.occupy(lane, waiting, self.config.vocab_size)
                 bank.requests[waiting.ticket] = waiting
             fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.recomputed)
             prompt_tokens = sum(waiting.cached for *_, waiting in wave.seats if waiting.sampled is None)
@@ -333,9 +327,9 @@ class Engine:
             completion = bank.table.leave(lane, request, length)
             if self.settings.lanes_at:
                 self._admission.places.leave(lane)
-            owner = bank.requests.pop(ticket).owner
+            del bank.requests[ticket]
             if request.keep:
-                row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
+                row = self._admission.keep(request.policy, (*request.tokens, *completion.tokens[:-1]))
                 if row is not None:
                     kept[row] = lane
             completions.append((ticket, completion))

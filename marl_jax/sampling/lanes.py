@@ -8,8 +8,9 @@ import dataclasses
 import jax
 import numpy as np
 
+from marl_jax.sampling.admission import Waiting
 from marl_jax.sampling.programs import Features, Lanes, Sampled
-from marl_jax.sampling.requests import Completion, Partial, Request, noise_key
+from marl_jax.sampling.requests import Completion, Request, noise_key
 from marl_jax.sampling.rungs import FREE
 
 
@@ -52,33 +53,25 @@ class LaneTable:
         """How many positions the longest active lane has cached."""
         return int(self.lanes.position.max(where=self.lanes.active, initial=0))
 
-    def occupy(
-        self,
-        lane: int,
-        ticket: int,
-        request: Request,
-        adapter: int,
-        vocab: int,
-        before: Partial | None = None,
-    ) -> None:
+    def occupy(self, lane: int, waiting: Waiting, vocab: int) -> None:
         """Give a request a lane: all of its tokens but the last are cached, the last is fed next.
 
         A request that gave up a lane continues after its earlier tokens and keeps the log-probs recorded then.
         """
-        lanes, tokens, count = self.lanes, request.tokens, 0
+        lanes, request, before, count = self.lanes, waiting.request, waiting.sampled, waiting.count
         if before is not None:
-            tokens, count = before.tokens, len(before.tokens)
             self.tokens[lane, :count], self.logprobs[lane, :count] = before.tokens, before.logprobs
-            self.kept[lane, :count] = before.kept
-        lanes.token[lane], lanes.position[lane] = tokens[-1], len(request.tokens) + count - 1
+            if before.kept is not None:
+                self.kept[lane, :count] = before.kept
+        lanes.token[lane], lanes.position[lane] = waiting.tokens[-1], waiting.cached
         lanes.active[lane], lanes.generated[lane] = True, count
         lanes.max_new[lane], lanes.min_new[lane] = request.max_new_tokens, request.min_new_tokens
         lanes.temperature[lane], lanes.top_p[lane] = request.temperature, request.top_p
-        lanes.top_k[lane], lanes.adapter[lane] = min(request.top_k, vocab), adapter
+        lanes.top_k[lane], lanes.adapter[lane] = min(request.top_k, vocab), waiting.adapter
         lanes.stops[lane] = -1
         lanes.stops[lane, : len(request.stop_tokens)] = request.stop_tokens
         lanes.noise[lane] = noise_key(request.key)
-        self.tickets[lane] = ticket
+        self.tickets[lane] = waiting.ticket
 
     def take(self, rows: np.ndarray, real: int) -> None:
         """Reorder the lanes by `rows`; those after the first `real` become free."""
@@ -93,15 +86,6 @@ class LaneTable:
         record = (self.tickets, self.held, self.tokens, self.logprobs, self.kept)
         for leaf in (*jax.tree.leaves(self.lanes), *record):
             leaf[[lower, upper]] = leaf[[upper, lower]]
-
-    def give_up(self, lane: int) -> Partial | None:
-        """Free the lane; returns its tokens so far, None if there are none."""
-        count = int(self.lanes.generated[lane])
-        self.tickets[lane], self.lanes.active[lane] = FREE, False
-        if not count:
-            return None
-        logprobs, kept = self.logprobs[lane, :count].copy(), self.kept[lane, :count].copy()
-        return Partial(tuple(self.sampled(lane)), logprobs, kept)
 
     def record(self, out: Sampled) -> int:
         """Advance the lanes by the tokens of a dispatch; returns the number of tokens."""
@@ -124,14 +108,15 @@ class LaneTable:
         count = int(self.lanes.generated[lane])
         return self.tokens[lane, 0 if last is None else max(0, count - last) : count].tolist()
 
-    def leave(self, lane: int, request: Request, length: int | None) -> Completion:
-        """Free the lane; returns its completion, cut to `length` tokens if a stop string ended it."""
+    def leave(self, lane: int, request: Request, length: int | None = None) -> Completion:
+        """Free the lane; returns what it sampled, cut to `length` tokens if a stop string ended it."""
         tokens = self.sampled(lane)[:length]
         n = len(tokens)
+        stopped = length is not None or (n > 0 and tokens[-1] in request.stop_tokens)
         self.tickets[lane], self.lanes.active[lane] = FREE, False
         return Completion(
             tokens,
             self.logprobs[lane, :n].tolist(),
-            "stop" if length is not None or tokens[-1] in request.stop_tokens else "length",
+            "stop" if stopped else "length",
             self.kept[lane, :n].copy() if self.kept.shape[2] else None,
         )

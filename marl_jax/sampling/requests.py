@@ -54,15 +54,6 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Partial:
-    """The tokens that a request sampled before it gave up its lane."""
-
-    tokens: tuple[int, ...]  # without the prompt
-    logprobs: np.ndarray  # [tokens]
-    kept: np.ndarray  # [tokens,C]
-
-
-@dataclasses.dataclass(frozen=True)
 class Completion:
     """A sampled completion. `tokens` include the stop token; `logprobs` are of the distribution sampled from."""
 

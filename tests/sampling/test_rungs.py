@@ -73,7 +73,7 @@ def test_a_request_that_gave_its_lane_up_goes_on_as_if_it_had_not(params, alone)
     for ticket, said in before.items():
         completion, count = done[ticket], len(said.tokens)
         assert completion.tokens[:count] == list(said.tokens)
-        assert completion.logprobs[:count] == said.logprobs.tolist()
+        assert completion.logprobs[:count] == said.logprobs
         assert len(completion.logprobs) == len(completion.tokens)
 
 
