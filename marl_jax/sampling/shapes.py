@@ -114,11 +114,9 @@ class EngineSettings:
         return list(zip(self.lanes_at, self.lengths)) or [(self.widths[0], self.lengths[0])]
 
     @property
-    def cells(self) -> int:
-        """The number of tokens that fit into the lanes."""
-        if self.lanes_at:
-            return sum(lanes * length for lanes, length in self.rungs)
-        return self.lanes * self.context
+    def caches(self) -> list[tuple[int, int]]:
+        """(lanes, length) of each cache of all banks, when all have grown."""
+        return self.rungs if self.lanes_at else self.banks * [(self.widths[0], self.context)]
 
     @property
     def copied(self) -> int:
@@ -256,9 +254,7 @@ def plan(
 
 def lane_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
     """Bytes of the lanes on each of these devices."""
-    if settings.lanes_at:
-        return sum(_cache_bytes(config, lanes, length, devices) for lanes, length in settings.rungs)
-    return settings.banks * _cache_bytes(config, settings.widths[0], settings.context, devices)
+    return sum(_cache_bytes(config, *cache, devices) for cache in settings.caches)
 
 
 def prefix_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
@@ -279,7 +275,7 @@ def memory_bytes(
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     if settings.lanes_at:  # rungs keep their shapes; a copy makes an array of its rows
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
-    local_lanes = sum(lanes // _parts(lanes, over) for lanes, _ in settings.rungs) * settings.banks
+    local_lanes = sum(lanes // _parts(lanes, over) for lanes, _ in settings.caches)
     logits = 4 * local_lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill has a copy of its rows, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])
