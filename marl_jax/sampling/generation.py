@@ -51,67 +51,28 @@ def generate(
         raise TypeError(f"prompts is {prompts!r:.80}; it must be a list of lists of token ids")
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     count = len(prompts)
-    if seed is None:
-        if any(t != 0 for t in np.ravel(np.asarray(temperature, dtype=object))):
-            raise ValueError("sampling needs a seed: pass seed=..., or temperature=0 for greedy decoding")
-        seed = 0
-    ids = _per_prompt("request_ids", range(count) if request_ids is None else request_ids, count)
-    check_whole("seed", seed)
-    for request_id in ids:
-        check_whole("a request id", request_id)
-    if other := {str(x.dtype) for x in jax.tree.leaves(params)} - {str(jnp.dtype(config.dtype))}:
-        raise ValueError(
-            f"the weights are {', '.join(sorted(other))}, and config.dtype is {config.dtype}: cast them, or give "
-            "dataclasses.replace(config, dtype=...)"
-        )
-    names = _adapter_names(adapters, adapter_index, count)
-    columns = (
-        _per_prompt("max_new_tokens", max_new_tokens, count),
-        _per_prompt("temperature", temperature, count),
-        _per_prompt("top_p", top_p, count),
-        _per_prompt("top_k", top_k, count),
-    )
-    ends = token_ids("stop_tokens", stop_tokens)
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    keys = _keys(seed, temperature, range(count) if request_ids is None else request_ids, count)
+    _check_dtype(params, config)
+    columns = {
+        "key": keys,
+        "policy": _adapter_names(adapters, adapter_index, count),
+        "max_new_tokens": _per_prompt("max_new_tokens", max_new_tokens, count),
+        "temperature": _per_prompt("temperature", temperature, count),
+        "top_p": _per_prompt("top_p", top_p, count),
+        "top_k": _per_prompt("top_k", top_k, count),
+        "min_new_tokens": [min_new_tokens] * count,
+        "stop_tokens": [token_ids("stop_tokens", stop_tokens)] * count,
+        "stop_strings": [(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)] * count,
+    }
     requests = [
-        Request(
-            tokens=tokens,
-            key=(seed, request_id),
-            max_new_tokens=new,
-            policy=name,
-            temperature=heat,
-            top_p=p,
-            top_k=k,
-            min_new_tokens=min_new_tokens,
-            stop_tokens=ends,
-            stop_strings=strings,
-        )
-        for tokens, request_id, name, new, heat, p, k in zip(prompts, ids, names, *columns)
+        Request(tokens, **dict(zip(columns, values))) for tokens, *values in zip(prompts, *columns.values())
     ]
     if not requests:
         return []
-    features = Features(
-        truncate=any(r.top_k or r.top_p < 1 for r in requests),
-        min_new=min_new_tokens > 0,
-        candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
-    )
-    longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)
-    if longest + new > config.max_position_embeddings:  # the longest completion may belong to a short prompt
-        new = max(len(r.tokens) + r.max_new_tokens for r in requests) - longest
-    # Rounded, so that prompts of about the same length reuse the programs of the last call.
-    roomy = min(round_up(longest), config.max_position_embeddings - new)
-    load = Load(
-        max_prompt=max(longest, roomy),
-        min_prompt=round_down(min(len(r.tokens) for r in requests)),
-        max_new=new,
-        requests=count,
-        features=features,
-        stops=max(8, len(ends)),
-    )
-    settings = plan(config, load, lanes=lanes, budget_bytes=budget_bytes)
+    settings = plan(config, _load(requests, config, record_kept), lanes=lanes, budget_bytes=budget_bytes)
     to_text = None if tokenizer is None else tokenizer.decode
     policies = [] if adapters is None else [str(i) for i in range(num_adapters(adapters))]
-    for request in requests:
+    for request in requests:  # before anything is compiled
         check(request, config, settings, (None, *policies), to_text)
     engine = Engine(
         params,
@@ -129,6 +90,49 @@ def generate(
         if progress is not None:
             progress(len(completions), count)
     return [completions[ticket] for ticket in tickets]
+
+
+def _keys(seed: int | None, temperature: Any, request_ids: Any, count: int) -> list[tuple[int, int]]:
+    """The key of each prompt's noise; a seed is needed if any prompt is sampled."""
+    if seed is None:
+        if any(t != 0 for t in np.ravel(np.asarray(temperature, dtype=object))):
+            raise ValueError("sampling needs a seed: pass seed=..., or temperature=0 for greedy decoding")
+        seed = 0
+    ids = _per_prompt("request_ids", request_ids, count)
+    check_whole("seed", seed)
+    for request_id in ids:
+        check_whole("a request id", request_id)
+    return [(seed, request_id) for request_id in ids]
+
+
+def _check_dtype(params: Any, config: ModelConfig) -> None:
+    if other := {str(x.dtype) for x in jax.tree.leaves(params)} - {str(jnp.dtype(config.dtype))}:
+        raise ValueError(
+            f"the weights are {', '.join(sorted(other))}, and config.dtype is {config.dtype}: cast them, or give "
+            "dataclasses.replace(config, dtype=...)"
+        )
+
+
+def _load(requests: Sequence[Request], config: ModelConfig, record_kept: bool) -> Load:
+    """The load of these requests, with lengths rounded so that similar prompts reuse the programs of the last call."""
+    lengths = [len(request.tokens) for request in requests]
+    longest, new = max(lengths), max(request.max_new_tokens for request in requests)
+    if longest + new > config.max_position_embeddings:  # the longest completion may belong to a short prompt
+        new = max(len(r.tokens) + r.max_new_tokens for r in requests) - longest
+    roomy = min(round_up(longest), config.max_position_embeddings - new)
+    features = Features(
+        truncate=any(r.top_k or r.top_p < 1 for r in requests),
+        min_new=any(r.min_new_tokens for r in requests),
+        candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
+    )
+    return Load(
+        max_prompt=max(longest, roomy),
+        min_prompt=round_down(min(lengths)),
+        max_new=new,
+        requests=len(requests),
+        features=features,
+        stops=max(8, *(len(request.stop_tokens) for request in requests)),
+    )
 
 
 def _per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
