@@ -34,7 +34,6 @@ MORE = {
     "marl_jax.rollouts.scheduler.rollout",
     "marl_jax.sampling.generation.generate",
     "marl_jax.models.qwen3.hidden_states",
-    "marl_jax.rollouts.serving.Service.__init__",
     "marl_jax.rollouts.vllm.client.Vllm.__init__",
     "marl_jax.tasks.datasets.load",
 }

@@ -34,9 +34,9 @@ from marl_jax.rewards.families import parse
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.scheduler import rollout
-from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.serving import Embedded, Service
 from marl_jax.rollouts.tools import ToolLog
-from marl_jax.rollouts.voices import Engines, load_of
+from marl_jax.rollouts.voices import load_of
 from marl_jax.sampling.shapes import plan
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -57,7 +57,7 @@ class Player:
     workflow: Workflow  # the workflow to play
     model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or {policy: shape}
     tokenizer: Any | Mapping[str, Any]  # of all policies, or {policy: tokenizer}
-    service: Engines  # the engines that answer for all policies
+    service: Service  # the engines that answer for all policies
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role
     prompts: Prompts | None = None  # None: the built-in prompts of the tasks' family
@@ -206,7 +206,8 @@ def player_for(
     shapes, limits = plan(model, load, lanes=lanes), Limits(context=load.max_prompt + new)
     specs = {name: PolicySpec(base) for name in policy_names(policies)}
     start = functools.partial(init_policies, specs, {base: params})
-    service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
+    trees, bases, to_text = start(), {base: params}, tokenizer.decode
+    service = Service(specs, lambda own: Embedded(own, trees, bases, model, shapes, to_text=to_text))
     return Player(
         workflow, model, tokenizer, service, policies, settings, prompts, limits=limits, initial_weights=start
     )

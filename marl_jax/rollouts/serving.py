@@ -2,62 +2,46 @@
 
 LoRA policies on one base decode in one batch, frozen policies in the same batch with a zero adapter; a policy that is
 trained in full has lanes of its own. Engines compute in the model's dtype, whatever the dtype in training. Bases may
-have different shapes and tokenizers: then models, settings and decoders are given by base.
+have different shapes and tokenizers.
 """
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from marl_jax.models import ModelConfig
-from marl_jax.policies import PolicySpec, Tree, decode_groups, per_name, stack
+from marl_jax.policies import PolicySpec, Tree, decode_groups, stack
 from marl_jax.rollouts.transcript import Decode
+from marl_jax.rollouts.voices import PolicyEngine
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.shapes import EngineSettings
+
+Specs = Mapping[str, PolicySpec]
 
 
 class Service:
     """The engines of a run. `engines` and `versions` are arguments of `rollout`."""
 
     def __init__(
-        self,
-        specs: Mapping[str, PolicySpec],
-        trees: Mapping[str, Tree],
-        bases: Mapping[str, Tree],
-        config: ModelConfig | Mapping[str, ModelConfig],
-        settings: EngineSettings | Mapping[str, EngineSettings],
-        *,
-        versions: Mapping[str, int] | None = None,
-        lora_scale: float = 1.0,
-        to_text: Decode | Mapping[str, Decode] | None = None,
-        measured: bool = False,
+        self, specs: Specs, make: Callable[[Specs], PolicyEngine], versions: Mapping[str, int] | None = None
     ):
-        """`versions` counts the updates that made each policy's tree; `measured` settings are used as they are.
+        """`make` makes the engine of policies that decode together: an `Embedded` one, or a vLLM server's.
 
-        `config`, `settings` and `to_text` are one for all bases, or {base: ...}.
+        `versions` counts the updates that made each policy's weights.
         """
-        self.engines: dict[str, Engine] = {}
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._specs, base_names = dict(specs), [spec.base for spec in specs.values()]
-        self._models = per_name(config, base_names)
-        shapes, texts = per_name(settings, base_names), per_name(to_text, base_names)
-        self._groups = decode_groups(specs)
-        for group in self._groups:
-            params, adapters = self._weights(group, trees)
-            base = specs[group[0]].base
-            engine = Engine(
-                bases[base] if params is None else params,
-                self._models[base],
-                shapes[base],
-                adapters=adapters,
-                adapter_scale=lora_scale,
-                policies=group,
-                to_text=texts[base],
-                measured=measured,
-            )
-            self.engines |= dict.fromkeys(group, engine)
+        self.engines: dict[str, PolicyEngine] = {}
+        self._specs = dict(specs)
+        try:
+            for group in decode_groups(specs):
+                engine = make({name: specs[name] for name in group})
+                self.engines |= dict.fromkeys(group, engine)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def settings(self) -> dict[str, EngineSettings]:
@@ -66,35 +50,76 @@ class Service:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds that callers have spent on prefill and decode, summed over engines."""
-        total: dict[str, float] = {}
-        for engine in {*self.engines.values()}:
-            for part, seconds in engine.watch.seconds.items():
-                total[part] = total.get(part, 0.0) + seconds
-        return total
+        """Seconds that callers have spent on prefill and decode, summed over engines; empty where unknown."""
+        total = collections.Counter[str]()
+        for engine in dict.fromkeys(self.engines.values()):
+            total.update(engine.seconds)  # type: ignore[arg-type]
+        return dict(total)
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
-        """Serve these weights from the next request on.
-
-        Caches of frozen policies are dropped, too: a rollout must not depend on earlier ones.
-        """
-        for group in self._groups:
-            params, adapters = self._weights(group, trees)
-            self.engines[group[0]].update(params=params, adapters=adapters)
+        """Answer for all policies with these weights from the next request on."""
+        for engine in dict.fromkeys(self.engines.values()):
+            engine.serve(trees)
         self.versions |= versions
 
     def close(self) -> None:
-        """Nothing to end: the engines run in this process."""
+        """End the processes that the engines started; no request follows."""
+        for engine in dict.fromkeys(self.engines.values()):
+            engine.close()
 
-    def _weights(self, group: Sequence[str], trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
-        """(full weights, stacked adapters) of a group; None stands for the base, and for no adapters."""
-        lora = [name for name in group if self._specs[name].lora]
+
+class Embedded(Engine):
+    """The engine, in this process, of policies that decode together (see `policies.decode_groups`)."""
+
+    def __init__(
+        self,
+        specs: Specs,
+        trees: Mapping[str, Tree],
+        bases: Mapping[str, Tree],
+        config: ModelConfig,
+        settings: EngineSettings,
+        *,
+        lora_scale: float = 1.0,
+        to_text: Decode | None = None,
+        measured: bool = False,
+    ):
+        """`measured` settings are used as they are."""
+        self._specs, self._dtype = specs, config.dtype
+        params, adapters = self._weights(trees)
+        super().__init__(
+            bases[next(iter(specs.values())).base] if params is None else params,
+            config,
+            settings,
+            adapters=adapters,
+            adapter_scale=lora_scale,
+            policies=tuple(specs),
+            to_text=to_text,
+            measured=measured,
+        )
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds that callers have spent on prefill and decode."""
+        return self.watch.seconds
+
+    def serve(self, trees: Mapping[str, Tree]) -> None:
+        """Answer with these weights from the next request on.
+
+        Caches of frozen policies are dropped, too: a rollout must not depend on earlier ones.
+        """
+        params, adapters = self._weights(trees)
+        self.update(params=params, adapters=adapters)
+
+    def close(self) -> None:
+        """Nothing to end: the engine runs in this process."""
+
+    def _weights(self, trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
+        """(full weights, stacked adapters); None stands for the base, and for no adapters."""
+        own, lora = next(iter(self._specs)), [name for name, spec in self._specs.items() if spec.lora]
         if lora:
             zeros: Any = jax.tree.map(jnp.zeros_like, trees[lora[0]])
-            stacked = stack({name: trees[name] if name in lora else zeros for name in group})
-            return None, self._cast(stacked, group[0])
-        return (None if self._specs[group[0]].frozen else self._cast(trees[group[0]], group[0])), None
+            return None, self._cast(stack({n: trees[n] if n in lora else zeros for n in self._specs}))
+        return (None if self._specs[own].frozen else self._cast(trees[own])), None
 
-    def _cast(self, tree: Tree, policy: str) -> Tree:
-        dtype = self._models[self._specs[policy].base].dtype
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+    def _cast(self, tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: leaf.astype(self._dtype), tree)

@@ -56,28 +56,22 @@ class Engine(Protocol):
         """Drop all requests and cached prompts; the engine is then like a new one."""
 
 
-class Engines(Protocol):
-    """The interface of the engines of a run: embedded ones (`serving`), or vLLM (`vllm`)."""
-
-    versions: dict[str, int]  # by policy: the number of updates of the weights that answer
+class PolicyEngine(Engine, Protocol):
+    """The interface of an engine to a run: embedded (`serving`), or a vLLM server (`vllm`)."""
 
     @property
-    def engines(self) -> Mapping[str, Engine]:
-        """The engine of each policy; several policies may share one."""
-
-    @property
-    def settings(self) -> Mapping[str, EngineSettings]:
-        """By base, the shapes of its engines: the longest request, the kinds of sampling."""
+    def settings(self) -> EngineSettings:
+        """Its shapes: the longest request, the kinds of sampling."""
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """Seconds that callers spent on `prefill` and `decode` so far; empty where unknown."""
 
-    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
-        """Answer for these policies with these weights from the next request on."""
+    def serve(self, trees: Mapping[str, Tree]) -> None:
+        """Answer for its policies with these weights from the next request on."""
 
     def close(self) -> None:
-        """End processes that the engines started; no request follows."""
+        """End processes that it started; no request follows."""
 
 
 class EngineGone(RunError):

@@ -22,7 +22,7 @@ from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rollouts import Player
 from marl_jax.rollouts.progress import Progress
-from marl_jax.rollouts.voices import Engines
+from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.recording import tool_log
@@ -38,7 +38,7 @@ class Hosted:
     """The engines of a run: they play the steps of the hosted road, and the evaluations of either road."""
 
     def __init__(
-        self, service: Engines, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
+        self, service: Service, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
     ):
         """The service answers with `trees` at first; the trees of frozen policies never change."""
         self.service, self.player, self._frozen, self._served = service, player, dict(frozen), trees

@@ -13,7 +13,7 @@ from marl_jax.models import init
 from marl_jax.models.lora import init_lora, merge
 from marl_jax.policies import PolicySpec, SamplingSettings, init_policies
 from marl_jax.rollouts import rollout
-from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.serving import Embedded, Service
 from marl_jax.task import Task
 from marl_jax.workflows import load_prompts, voting
 
@@ -53,6 +53,10 @@ def whole(spec, tree):
     return merge(BASES[spec.base], tree, SCALE) if spec.lora else tree
 
 
+def serving(specs, trees, bases=BASES, config=CONFIG):
+    return Service(specs, lambda own: Embedded(own, trees, bases, config, SETTINGS, lora_scale=SCALE))
+
+
 def talk(service):
     table = rollout(
         voting, [Task(f"t{i}", "math", f"{i}+{i}=?") for i in range(2)], service.engines, TOKENIZER, VOTERS,
@@ -73,7 +77,7 @@ def test_every_policy_answers_with_its_own_weights_before_and_after_an_update(sp
     specs = dict(zip("abc", specs))
     learned = [name for name, spec in specs.items() if not spec.frozen]
     trees = moved(specs, init_policies(specs, BASES, fresh_adapter), 10)
-    service = Service(specs, trees, BASES, CONFIG, SETTINGS, lora_scale=SCALE)
+    service = serving(specs, trees)
     check(talk(service), specs, trees, 0)
     trees = moved(specs, trees, 20)
     service.update(trees, dict.fromkeys(learned, 1))
@@ -84,7 +88,7 @@ def test_what_was_learned_is_served_in_the_dtype_of_the_model():
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     bases = {"base": init(0, config)}
     specs = {"a": FULL, "b": FULL, "c": FULL}
-    service = Service(specs, init_policies(specs, bases), bases, config, SETTINGS)
+    service = serving(specs, init_policies(specs, bases), bases, config)
     served = lambda: {leaf.dtype for leaf in jax.tree.leaves([e._params for e in service.engines.values()])}
     assert served() == {jnp.dtype("bfloat16")}
     before = talk(service)
@@ -97,7 +101,7 @@ def test_what_was_learned_is_served_in_the_dtype_of_the_model():
 def test_an_update_leaves_no_cache_behind_whatever_was_frozen():
     specs = {"a": FULL, "b": FULL, "c": FROZEN}
     trees = init_policies(specs, BASES)
-    service = Service(specs, trees, BASES, CONFIG, SETTINGS)
+    service = serving(specs, trees)
     talk(service)
     before = {name: service.engines[name].stats.prefilled_tokens for name in specs}
     service.update(trees, {"a": 1, "b": 1})

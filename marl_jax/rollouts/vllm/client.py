@@ -1,7 +1,7 @@
 """Rollouts on a vLLM server: token ids and log-probs go over HTTP, adapters or all weights of one policy over files.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
-    update ──► `weights` ──► the name by which the next requests ask for them
+    serve  ──► `weights` ──► the name by which the next requests ask for them
 
 A caller gets a complete answer, or one `EngineGone` that says what to do. A server that the run started is first
 started again, and unanswered requests are sent again.
@@ -58,6 +58,7 @@ class Vllm:
         `log` is the log file of a server that is started here; None: a file next to the weights' folder, which stays.
         """
         self.settings, self.config, self._policies = settings, config, tuple(specs)
+        self.seconds: Mapping[str, float] = {}  # a server does not report its times of prefill and decode
         self._server_config, self._weights = server, Weights(specs, config, lora_scale, server.folder)
         base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
         rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
@@ -139,7 +140,7 @@ class Vllm:
         self._workers.close()
         self._begin()
 
-    def update(self, trees: Mapping[str, Tree]) -> None:
+    def serve(self, trees: Mapping[str, Tree]) -> None:
         """Answer with these weights from the next request on; frozen policies are the server's base."""
         old_names = self._weights.write(trees)
         self._restarts = 0

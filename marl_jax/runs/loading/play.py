@@ -4,7 +4,6 @@ parts, shapes ──► engines ──► Player ──play(tasks)──► the 
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,17 @@ from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError, check_tokens, demand_of
-from marl_jax.policies import Tree
+from marl_jax.policies import Tree, decode_groups
 from marl_jax.rollouts import EpisodesFailed, Player
 from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
-from marl_jax.rollouts.serving import Service
-from marl_jax.rollouts.vllm.servers import Servers
-from marl_jax.rollouts.voices import Engines
+from marl_jax.rollouts.serving import Embedded, Service, Specs
+from marl_jax.rollouts.vllm.client import Vllm
+from marl_jax.rollouts.vllm.vllm_config import urls_of
+from marl_jax.rollouts.vllm.weights import plain
+from marl_jax.rollouts.voices import PolicyEngine
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.loading.parts import (
     Parts,
@@ -170,36 +171,32 @@ def make_service(
     *,
     measured: bool = False,
     log: Path | None = None,
-) -> Engines:
+) -> Service:
     """The engines that answer for every policy of the run; engines of one model have the same shapes.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`). A vLLM server
     that is started for the engines writes to `log`, and several servers to files next to it.
     """
+    scale, vllm, groups = parts.lora_scale or 1.0, config.engine.vllm, decode_groups(parts.specs)
+    urls = dict(zip(groups, urls_of(vllm) or [""] * len(groups), strict=True))
+
+    def service_of(shapes: Shapes, measured: bool) -> Service:
+        def make(own: Specs) -> PolicyEngine:
+            first, base = next((name, spec.base) for name, spec in own.items())
+            common = own, trees, parts.bases, parts.models[base], shapes[base]
+            tokenizer = parts.tokenizers[base]
+            if config.engine.kind == "embedded":
+                to_text = tokenizer.decode
+                return Embedded(*common, lora_scale=scale, to_text=to_text, measured=measured)
+            server = dataclasses.replace(vllm, url=urls[tuple(own)])
+            path = log and log.with_stem(f"{log.stem}-{plain(first)}") if len(groups) > 1 else log
+            return Vllm(*common, server=server, tokenizer=tokenizer, lora_scale=scale, log=path)
+
+        return Service(parts.specs, make, versions)
+
+    service = service_of(settings, measured)
     if config.engine.kind == "vllm":
-        return Servers(
-            parts.specs,
-            parts.models,
-            settings,
-            config.engine.vllm,
-            parts.tokenizers,
-            log,
-            versions,
-            trees=trees,
-            bases=parts.bases,
-            lora_scale=parts.lora_scale or 1.0,
-        )
-    make = functools.partial(
-        Service,
-        parts.specs,
-        trees,
-        parts.bases,
-        parts.models,
-        versions=versions,
-        lora_scale=parts.lora_scale or 1.0,
-        to_text={base: tokenizer.decode for base, tokenizer in parts.tokenizers.items()},
-    )
-    service = make(settings, measured=measured)
+        return service
     by_policy = {name: engine.settings for name, engine in service.engines.items()}
     models = parts.of_policies(parts.models)
     alike = lambda name: [one for other, one in by_policy.items() if models[other] == models[name]]
@@ -207,10 +204,10 @@ def make_service(
     if all(one == common[parts.specs[name].base] for name, one in by_policy.items()):
         return service
     del service  # its caches are freed before the new ones are made
-    return make(common, measured=True)
+    return service_of(common, measured=True)
 
 
-def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
+def player_of(config: RunConfig, parts: Parts, service: Service) -> Player:
     """The player of a configuration, for training and for evaluation."""
     shapes = service.settings
     base_of = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}

@@ -18,7 +18,7 @@ from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError
-from marl_jax.rollouts.voices import Engines
+from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.folder import read, settle
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
@@ -102,7 +102,7 @@ def seconds_of_step(road: Road, runs: Sequence[Run], states: Sequence[State]) ->
 def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> Hosted:
     """The engines, with the policies of this state; their shapes are the same at all starts of the run."""
     run = runs[0]
-    policies, services = run.parts.frozen_trees() | state.trees, list[Engines]()
+    policies, services = run.parts.frozen_trees() | state.trees, list[Service]()
     make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
 
     def make_first() -> Shapes:
