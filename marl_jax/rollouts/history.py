@@ -29,11 +29,15 @@ _THOUGHT = "<think>", "</think>"
 LONGER = "raise max_prompt (and the limits' context, if set)"
 
 
-class Overlong(ValueError):
+class Ended(ValueError):
+    """The episode cannot continue; the text is its complete error."""
+
+
+class Overlong(Ended):
     """A prompt does not fit into the context."""
 
 
-class Unrendered(ValueError):
+class Unrendered(Ended):
     """The chat template refuses messages, such as a system message."""
 
 

@@ -21,16 +21,12 @@ from marl_jax import fields
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.fields import Count
 from marl_jax.own import error_line, file_of
-from marl_jax.rollouts.history import Chat, Overlong, Unrendered, fit
+from marl_jax.rollouts.history import Chat, Ended, Overlong, fit
 from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.task import Task
 from marl_jax.workflows.api import Call, Completion, Fork, Message, Tool, ToolError, ToolTimeout, Workflow
 
 Parser = Callable[[Task, str], str | None]
-
-
-class Ended(Exception):
-    """The episode cannot continue; the text is its complete error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +117,7 @@ class Running:
                 error = error.__cause__
             self.error = self._describe(error)
             self.refused = isinstance(error, Overlong)
-            if not isinstance(error, Ended | Overlong | Unrendered):
+            if not isinstance(error, Ended):
                 self.trace = self.trace or _trace(error)
         self.close()
         return []
@@ -309,9 +305,7 @@ class Running:
 
     def _describe(self, error: BaseException) -> str:
         """An exception in one line, with its place in the workflow's file."""
-        if isinstance(error, Ended | Overlong | Unrendered):
-            return str(error)
-        return error_line(error, file_of(self.workflow.fn))
+        return str(error) if isinstance(error, Ended) else error_line(error, file_of(self.workflow.fn))
 
     def _finish(self, answer: Any) -> None:
         self.silent = answer is None
