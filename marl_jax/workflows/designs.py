@@ -16,6 +16,7 @@ The names of roles in a design are open: `Rules` say which declared role of the 
 which policy does.
 """
 
+import collections
 import dataclasses
 import fnmatch
 import functools
@@ -85,10 +86,11 @@ def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
     """Parse a design that makes at most `most` calls, to roles for which `rules` has a match; refuse other texts."""
     if len(text) > LONGEST:
         raise DesignError(f"a design of {len(text)} characters is too long: use at most {LONGEST}")
-    design, rest = _design(_tokens(text.strip()), 1)
-    if rest:
+    tokens = _tokens(text.strip())
+    design = _design(tokens)
+    if tokens:
         raise DesignError(
-            f"the design already ends before '{rest[0][1]}': write one expression, such as vote(3, solve)"
+            f"the design already ends before '{tokens[0][1]}': write one expression, such as vote(3, solve)"
         )
     if design.calls > most:
         raise DesignError(
@@ -141,9 +143,9 @@ def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any
 # ---------------------------------------------------------------- the text
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """[(kind, content)]; kinds are name, count, words and mark."""
-    tokens, at = [], 0
+def _tokens(text: str) -> collections.deque[tuple[str, str]]:
+    """The (kind, content) of each token; kinds are name, count, words and mark."""
+    tokens, at = collections.deque[tuple[str, str]](), 0
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
@@ -156,38 +158,32 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens
 
 
-def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tuple[str, str]]]:
-    """(the design at the beginning of the tokens, the remaining tokens)."""
+def _design(tokens: collections.deque[tuple[str, str]], depth: int = 1) -> Design:
+    """The design at the beginning of the tokens, which are removed."""
     if depth > DEEPEST:
         raise DesignError(f"the design is nested more than {DEEPEST} deep: make it flatter")
-    if not tokens or tokens[0][0] != "name":
-        raise DesignError(
-            f"a design must begin with a name, not with {tokens[0][1] if tokens else 'nothing'!r}"
-        )
-    (_, name), rest = tokens[0], tokens[1:]
+    kind, name = tokens.popleft() if tokens else ("", "nothing")
+    if kind != "name":
+        raise DesignError(f"a design must begin with a name, not with {name!r}")
     counts: list[int] = []
     parts: list[Design] = []
     words = ""
-    if rest[:1] == [("mark", "(")]:
-        while True:
-            rest = rest[1:]
-            kind, content = rest[0] if rest else ("", "")
+    if tokens and tokens[0] == ("mark", "("):
+        mark = tokens.popleft()
+        while mark != ("mark", ")"):
+            kind, content = tokens[0] if tokens else ("", "")
             if kind == "name":
-                part, rest = _design(rest, depth + 1)
-                parts.append(part)
+                parts.append(_design(tokens, depth + 1))
             elif kind == "count" and not parts:
-                counts.append(int(content))
-                rest = rest[1:]
+                counts.append(int(tokens.popleft()[1]))
             elif kind == "words" and not (words or parts or counts):
-                words, rest = content, rest[1:]
+                words = tokens.popleft()[1]
             else:
                 raise DesignError(f"'{name}(' is followed by {content!r}, which cannot be there")
-            if rest[:1] == [("mark", ")")]:
-                rest = rest[1:]
-                break
-            if rest[:1] != [("mark", ",")]:
+            mark = tokens.popleft() if tokens else ("", "")
+            if mark not in (("mark", ","), ("mark", ")")):
                 raise DesignError(f"'{name}(' is never closed: give it a ')'")
-    return _checked(Design(name, tuple(counts), tuple(parts), words)), rest
+    return _checked(Design(name, tuple(counts), tuple(parts), words))
 
 
 def _checked(design: Design) -> Design:
