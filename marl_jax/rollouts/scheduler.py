@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.episodes import Episode
@@ -20,7 +20,7 @@ from marl_jax.policies import PolicyMap, SamplingSettings
 from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.replay import Batch, branches, tree
-from marl_jax.rollouts.running import Ask, Limits, Parser, Running
+from marl_jax.rollouts.running import Limits, Parser, Running
 from marl_jax.rollouts.tools import ToolJobs, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
 from marl_jax.table import Table
@@ -86,32 +86,18 @@ def rollout(
     Cached prompts are dropped first: an episode's last bit must not depend on earlier work of the engine. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
     """
-    bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}
-    bounds |= {"first_sample": (first_sample, 0), "seed": (seed, 0), "step": (step, 0)}
-    for name, (value, least) in bounds.items():
-        if not is_whole(value) or value < least:
-            raise ValueError(f"{name} is {value!r:.80}; it must be at least {least}, and an integer")
+    _check_whole(samples=(samples, 1), ahead=(ahead, 1), tool_delay=(tool_delay, 1))
+    _check_whole(first_sample=(first_sample, 0), seed=(seed, 0), step=(step, 0))
     if mode not in ("fixed", "free"):
         raise ValueError(f"mode is {mode!r}; it must be 'fixed' or 'free'")
-    repeated = [name for name, count in collections.Counter(task.id for task in tasks).items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"task '{repeated[0]}' is given more than once: its episodes would be equal; raise samples"
-        )
-    for task in tasks:
-        if task.family not in workflow.families:
-            known = ", ".join(workflow.families)
-            raise ValueError(f"task '{task.id}' is {task.family}; workflow '{workflow.name}' is for: {known}")
+    _check_tasks(tasks, workflow)
     chats = Chats(tokenizer, policy_map)
     ends = {policy: chat.end_of_turn for policy, chat in chats.by_policy.items()}
     voices = Voices(workflow, policy_map, engines, settings or SamplingSettings(), ends, versions or {})
+    voices.clear_engines()
     limits = limits or Limits()
     if limits.context is None:
         limits = dataclasses.replace(limits, context=voices.context)
-    for engine in voices.engines:
-        if engine.pending:
-            raise RuntimeError(f"an engine has {engine.pending} requests under way: finish or abandon() them")
-        engine.abandon()
 
     def begin(task: Task, sample: int) -> Running:
         key = (int(seed), int(step), task_key(task), sample)  # numpy's integers cannot be written as JSON
@@ -126,14 +112,32 @@ def rollout(
             if progress:
                 progress(schedule.progress)
     except BaseException:
-        for engine in voices.engines:
-            engine.abandon()
+        voices.abandon()
         raise
     finally:
         schedule.close()
     table = Table.of([schedule.done[index] for index in range(len(schedule.done))])
     table.need_own_ids()
     return table
+
+
+def _check_whole(**bounds: tuple[Any, int]) -> None:
+    """Refuse an argument, given as (value, least), that is no integer or too small."""
+    for name, (value, least) in bounds.items():
+        if not is_whole(value) or value < least:
+            raise ValueError(f"{name} is {value!r:.80}; it must be at least {least}, and an integer")
+
+
+def _check_tasks(tasks: Sequence[Task], workflow: Workflow) -> None:
+    repeated = [name for name, count in collections.Counter(task.id for task in tasks).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"task '{repeated[0]}' is given more than once: its episodes would be equal; raise samples"
+        )
+    for task in tasks:
+        if task.family not in workflow.families:
+            known = ", ".join(workflow.families)
+            raise ValueError(f"task '{task.id}' is {task.family}; workflow '{workflow.name}' is for: {known}")
 
 
 def task_key(task: Task) -> int:
@@ -227,9 +231,15 @@ class _Schedule:
                 key = (*running.key, *running.path, tools, digest)
                 self.tools.send(item, self._now, seat, position, key, calls - 1)
                 tools += 1
+                continue
+            calls += 1
+            self.progress.prompts_cut += item.cut > 0
+            try:
+                engine, ticket, facts = self.voices.submit(item, running.key)
+            except (ValueError, TypeError) as error:  # a refused request ends only its episode
+                running.fail(position, error)
             else:
-                self._ask(item, seat, position)
-                calls += 1
+                self._calls[engine, ticket] = seat, position, facts
 
     def _end(self, number: int, running: Running) -> None:
         self._open[number] -= 1
@@ -252,16 +262,6 @@ class _Schedule:
             progress.failed += 1
             progress.first_error = progress.first_error or paths[0].trace or paths[0].error or ""
 
-    def _ask(self, ask: Ask, seat: Seat, position: int) -> None:
-        running = self.live[seat]
-        self.progress.prompts_cut += ask.cut > 0
-        try:
-            engine, ticket, facts = self.voices.submit(ask, running.key)
-        except (ValueError, TypeError) as error:  # a refused request ends only its episode
-            running.fail(position, error)
-        else:
-            self._calls[engine, ticket] = seat, position, facts
-
     def _dispatch(self) -> list[Seat]:
         """One dispatch of the next engine that has work; returns the paths that now have all results."""
         engines = self.voices.engines
@@ -270,18 +270,16 @@ class _Schedule:
         index = self._turn % len(engines)
         finished = engines[index].step()
         self._turn, self._now = index + 1, self._now + 1
-        ready = []
+        seats = []
         for ticket, completion in finished:
             seat, position, facts = self._calls.pop((index, ticket))
-            running = self.live[seat]
-            running.give_call(position, completion, self.parse, **facts)
+            self.live[seat].give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
             self.progress.tokens += len(completion.tokens)
-            if not running.waiting:
-                ready.append(seat)
+            seats.append(seat)
         self.progress.dispatches += 1
         self.progress.seconds = time.monotonic() - self._began
-        return ready
+        return self._complete(seats)
 
     def _take_tools(self) -> list[Seat]:
         """Fill in the tool results that are due; returns the paths that now have all results."""
@@ -290,5 +288,8 @@ class _Schedule:
             self.live[job.seat].put(job.position, job.record)
             self.progress.tools += 1
             self.progress.tools_failed += job.record.error is not None
-        seats = dict.fromkeys(job.seat for job in jobs)
-        return [seat for seat in seats if not self.live[seat].waiting]
+        return self._complete(job.seat for job in jobs)
+
+    def _complete(self, seats: Iterable[Seat]) -> list[Seat]:
+        """Those that have all results."""
+        return [seat for seat in dict.fromkeys(seats) if not self.live[seat].waiting]

@@ -122,6 +122,17 @@ class Voices:
                 except ValueError as error:
                     raise ValueError(f"role '{role}' cannot answer: {error}") from None
 
+    def clear_engines(self) -> None:
+        """Drop the prompts that the engines cached; engines with requests under way are refused."""
+        if busy := max(engine.pending for engine in self.engines):
+            raise RuntimeError(f"an engine has {busy} requests under way: finish or abandon() them")
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Drop all requests and cached prompts."""
+        for engine in self.engines:
+            engine.abandon()
+
     @property
     def context(self) -> int | None:
         """The shortest context of the engines that state theirs."""
