@@ -29,8 +29,6 @@ from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
-Seat = tuple[int, tuple[int, ...]]  # (number of an episode, one of its paths)
-
 
 def rollout(
     workflow: Workflow,
@@ -92,8 +90,7 @@ def rollout(
         raise ValueError(f"mode is {mode!r}; it must be 'fixed' or 'free'")
     _check_tasks(tasks, workflow)
     chats = Chats(tokenizer, policy_map)
-    ends = {policy: chat.end_of_turn for policy, chat in chats.by_policy.items()}
-    voices = Voices(workflow, policy_map, engines, settings or SamplingSettings(), ends, versions or {})
+    voices = Voices(workflow, policy_map, engines, settings or SamplingSettings(), chats, versions or {})
     voices.clear_engines()
     limits = limits or Limits()
     if limits.context is None:
@@ -158,13 +155,13 @@ class _Schedule:
     ):
         self.voices, self.tools, self.parse, self.progress = voices, tools, parse, progress
         self.finished = finished
-        self.live: dict[Seat, Running] = {}
+        self.live: dict[Running, int] = {}  # each path that has not ended, with the number of its episode
         self.done: dict[int, Episode] = {}
         # By episode: the number of its running paths, and the paths that have ended.
         self._open = collections.Counter[int]()
         self._ended = collections.defaultdict[int, list[tuple[Running, Episode]]](list)
-        # (engine, ticket) -> (the waiting path, position in the batch, facts for the record)
-        self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
+        # (engine, ticket) -> (the waiting path, position in its batch, facts for the record)
+        self._calls: dict[tuple[Engine, int], tuple[Running, int, dict[str, Any]]] = {}
         self._now = 0  # the clock of the schedule: dispatches so far
         self._turn = 0  # the engine whose turn it is
         self._began = time.monotonic()
@@ -172,17 +169,15 @@ class _Schedule:
     def run(self, fresh: Iterator[list[Running]], ahead: int) -> Iterator[None]:
         """Run all episodes to their ends; yields after each dispatch."""
         started = 0
-        ready: list[Seat] = []
+        ready: list[Running] = []
         while True:
             ready += self._take_tools()
-            for seat in sorted(ready):
-                running = self.live.pop(seat)
-                self._run_path(seat[0], running, running.advance())
+            for running in sorted(ready, key=lambda path: (self.live[path], path.path)):
+                self._run_path(running, running.advance())
             ready = []
             while self._pending() < ahead and (group := next(fresh, None)) is not None:
                 for running in group:
-                    self._open[started] += 1
-                    self._run_path(started, running, running.advance())
+                    self._begin(started, running, running.advance())
                     started += 1
             if self._pending():
                 ready = self._dispatch()
@@ -199,37 +194,38 @@ class _Schedule:
     def close(self) -> None:
         """Stop the threads of tools, and close the workflows that have not ended."""
         self.tools.pool.close()
-        for running in self.live.values():
+        for running in self.live:
             running.close()
 
     def _pending(self) -> int:
         return sum(engine.pending for engine in self.voices.engines)
 
-    def _run_path(self, number: int, running: Running, batch: Batch) -> None:
+    def _begin(self, number: int, running: Running, batch: Batch) -> None:
+        """Run a path of an episode from its first batch on."""
+        self.live[running] = number
+        self._open[number] += 1
+        self._run_path(running, batch)
+
+    def _run_path(self, running: Running, batch: Batch) -> None:
         """Run a path, and its other branches, from this batch to a batch that has to wait, or to the end."""
         while True:
-            seat = number, running.path
-            if batch:
-                self.live[seat] = running
-                self._send(seat, batch)
+            self._send(running, batch)
             for other, first_batch in branches(running):
-                self._open[number] += 1
-                self._run_path(number, other, first_batch)
+                self._begin(self.live[running], other, first_batch)
             if not batch:
-                return self._end(number, running)
+                return self._end(running)
             if running.waiting:
                 return None
-            batch = self.live.pop(seat).advance()
+            batch = running.advance()
 
-    def _send(self, seat: Seat, batch: Batch) -> None:
-        running = self.live[seat]
+    def _send(self, running: Running, batch: Batch) -> None:
         calls, tools = len(running.calls), len(running.tools)
         for position, item in enumerate(batch):
             if isinstance(item, Tool):
                 # When a step is played again, a vLLM server may sample other tokens before the tool.
                 digest = zlib.crc32(repr([call.tokens for call in running.calls]).encode())
                 key = (*running.key, *running.path, tools, digest)
-                self.tools.send(item, self._now, seat, position, key, calls - 1)
+                self.tools.send(item, self._now, running, position, key, calls - 1)
                 tools += 1
                 continue
             calls += 1
@@ -239,9 +235,10 @@ class _Schedule:
             except (ValueError, TypeError) as error:  # a refused request ends only its episode
                 running.fail(position, error)
             else:
-                self._calls[engine, ticket] = seat, position, facts
+                self._calls[engine, ticket] = running, position, facts
 
-    def _end(self, number: int, running: Running) -> None:
+    def _end(self, running: Running) -> None:
+        number = self.live.pop(running)
         self._open[number] -= 1
         self._ended[number].append((running, running.episode()))
         if self._open[number]:
@@ -262,34 +259,34 @@ class _Schedule:
             progress.failed += 1
             progress.first_error = progress.first_error or paths[0].trace or paths[0].error or ""
 
-    def _dispatch(self) -> list[Seat]:
+    def _dispatch(self) -> list[Running]:
         """One dispatch of the next engine that has work; returns the paths that now have all results."""
         engines = self.voices.engines
-        while not engines[self._turn % len(engines)].pending:
+        while not (engine := engines[self._turn % len(engines)]).pending:
             self._turn += 1
-        index = self._turn % len(engines)
-        finished = engines[index].step()
-        self._turn, self._now = index + 1, self._now + 1
-        seats = []
+        finished = engine.step()
+        self._turn, self._now = self._turn + 1, self._now + 1
+        answered = []
         for ticket, completion in finished:
-            seat, position, facts = self._calls.pop((index, ticket))
-            self.live[seat].give_call(position, completion, self.parse, **facts)
+            running, position, facts = self._calls.pop((engine, ticket))
+            running.give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
             self.progress.tokens += len(completion.tokens)
-            seats.append(seat)
+            answered.append(running)
         self.progress.dispatches += 1
         self.progress.seconds = time.monotonic() - self._began
-        return self._complete(seats)
+        return _ready(answered)
 
-    def _take_tools(self) -> list[Seat]:
+    def _take_tools(self) -> list[Running]:
         """Fill in the tool results that are due; returns the paths that now have all results."""
         jobs = self.tools.due_results(self._now)
         for job in jobs:
-            self.live[job.seat].put(job.position, job.record)
+            job.running.put(job.position, job.record)
             self.progress.tools += 1
             self.progress.tools_failed += job.record.error is not None
-        return self._complete(job.seat for job in jobs)
+        return _ready(job.running for job in jobs)
 
-    def _complete(self, seats: Iterable[Seat]) -> list[Seat]:
-        """Those that have all results."""
-        return [seat for seat in dict.fromkeys(seats) if not self.live[seat].waiting]
+
+def _ready(paths: Iterable[Running]) -> list[Running]:
+    """The paths that have all results."""
+    return [path for path in dict.fromkeys(paths) if not path.waiting]

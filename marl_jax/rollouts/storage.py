@@ -129,9 +129,7 @@ def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray
         kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
         columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
     if table.spoken is not None:
-        columns["spoken"] = pa.array(
-            [table.spoken[row].tolist() for row in range(len(table))], pa.list_(pa.bool_())
-        )
+        columns["spoken"] = _lists(table.spoken)
     plain = {name: getattr(table, name) for name in (*INTS, *DTYPES)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
@@ -143,8 +141,8 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     episodes = tuple(_bare(packed, tasks) for packed in facts["episodes"])
     texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
     names = {*read.column_names}
-    about: list[str | None] = read["about"].to_pylist() if "about" in names else [None] * len(read)
-    labels = read["labels"].to_pylist() if "labels" in names else [None] * len(read)
+    added = lambda name, missing: read[name].to_pylist() if name in names else [missing] * len(read)
+    about, labels, paths = added("about", None), added("labels", None), added("path", ())
     columns: dict[str, Any] = {
         name: read[name].to_numpy().copy() for name in (*INTS, *DTYPES) if name in names
     }
@@ -160,7 +158,7 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     return table.replace(
         about=tuple(None if name is None else tasks[name] for name in about) if any(about) else (),
         reads=padded(read["reads"].to_pylist()),
-        path=padded(read["path"].to_pylist() if "path" in names else [()] * len(read)),
+        path=padded(paths),
         labels=tuple(text and json.loads(text) for text in labels),
         kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
         text=tuple(texts["text"]),

@@ -81,8 +81,8 @@ class ToolJob:
     """A tool that a path of an episode waits for."""
 
     due: int  # the dispatch before which its result re-enters
-    seat: Any  # the episode and path that called the tool
-    position: int  # in that path's batch
+    running: Any  # the path that called the tool
+    position: int  # in its batch
     key: tuple[int, ...]  # key of its record
     future: Future[ToolRecord]  # the result, once there is one
     timeout: ToolRecord  # the record if the tool takes too long
@@ -100,7 +100,9 @@ class ToolJobs:
         self.pool, self.log, self.delay, self.free = pool, log, delay, free
         self.jobs: list[ToolJob] = []
 
-    def send(self, tool: Tool, now: int, seat: Any, position: int, key: tuple[int, ...], after: int) -> None:
+    def send(
+        self, tool: Tool, now: int, running: Any, position: int, key: tuple[int, ...], after: int
+    ) -> None:
         """Start a tool, or take its recorded result."""
         known = self.log.get(key) if self.log else None
         future: Future[ToolRecord] = Future()
@@ -109,7 +111,7 @@ class ToolJobs:
         else:
             future = self.pool.submit(run_tool, tool, after, limit_s=tool.timeout_s)
         timeout = ToolRecord(tool.name, None, TIMEOUT, after)
-        self.jobs.append(ToolJob(now + self.delay, seat, position, key, future, timeout))
+        self.jobs.append(ToolJob(now + self.delay, running, position, key, future, timeout))
 
     def due_results(self, now: int) -> list[ToolJob]:
         """Remove and return the jobs whose results enter now."""

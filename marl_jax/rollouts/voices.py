@@ -9,12 +9,12 @@ from marl_jax.policies import (
     PolicyMap,
     SamplingSettings,
     Tree,
-    per_name,
     policy_names,
     policy_of,
     role_settings,
     validate_map,
 )
+from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.running import Ask
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Request
@@ -87,7 +87,7 @@ class Voices:
         policy_map: PolicyMap,
         engines: Engine | Mapping[str, Engine],
         settings: SamplingSettings | Mapping[str, SamplingSettings],
-        end_of_turn: int | Mapping[str, int],  # of all policies, or by policy
+        chats: Chats,
         versions: Mapping[str, int],
     ):
         validate_map(policy_map, workflow.roles)
@@ -100,22 +100,22 @@ class Voices:
             raise ValueError(
                 f"sampling settings are for {sorted(by_role)}, the roles are {sorted(workflow.roles)}"
             )
-        self._by_role, ends = by_role, per_name(end_of_turn, policies)
+        self._by_role = by_role
         self._settings: dict[tuple[str, str], SamplingSettings] = {}
         for key, policy in policy_map.items():
             role = key.split("/")[0]
-            stops = (*by_role[role].stop_tokens, ends[policy], *_stops_of(by_policy[policy]))
+            end_of_turn = chats.by_policy[policy].end_of_turn
+            stops = (*by_role[role].stop_tokens, end_of_turn, *_stops_of(by_policy[policy]))
             unique_stops = tuple(dict.fromkeys(stops))
             self._settings[role, policy] = dataclasses.replace(by_role[role], stop_tokens=unique_stops)
-        self.policy_map, self.versions = policy_map, versions
-        self.engines: list[Engine] = list({id(e): e for e in map(by_policy.__getitem__, policies)}.values())
-        self._engine_of = {policy: self.engines.index(by_policy[policy]) for policy in policies}
+        self.policy_map, self.versions, self._engine_of = policy_map, versions, by_policy
+        self.engines = list(dict.fromkeys(by_policy[policy] for policy in policies))
         self._check()
 
     def _check(self) -> None:
         """Refuse settings that an engine cannot serve with any prompt, where the engine states its limits."""
         for key, policy in self.policy_map.items():
-            role, engine = key.split("/")[0], self.engines[self._engine_of[policy]]
+            role, engine = key.split("/")[0], self._engine_of[policy]
             if hasattr(engine, "check"):
                 try:
                     engine.check(Request((0,), (), policy=policy, **vars(self._settings[role, policy])))
@@ -143,16 +143,15 @@ class Voices:
         """The longest completion of a role."""
         return self._by_role[role].max_new_tokens
 
-    def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[int, int, dict[str, Any]]:
-        """Submit a call; returns (engine number, ticket, facts for the record)."""
+    def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[Engine, int, dict[str, Any]]:
+        """Submit a call; returns (engine, ticket, facts for the record)."""
         role, slot = ask.call.role, ask.call.slot
         policy = policy_of(self.policy_map, role, slot)
-        chosen = self._settings[role, policy]
-        number = self._engine_of[policy]
+        chosen, engine = self._settings[role, policy], self._engine_of[policy]
         key = (*key, *ask.path, ask.index)
         request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(chosen))
         facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": chosen.temperature}
-        return number, self.engines[number].submit(request), facts
+        return engine, engine.submit(request), facts
 
 
 def _stops_of(engine: Engine) -> tuple[int, ...]:
