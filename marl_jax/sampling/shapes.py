@@ -173,72 +173,32 @@ def plan(
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
-    max_prompt, max_new = load.max_prompt, load.max_new
-    context = max_prompt + max_new
+    context = load.max_prompt + load.max_new
     if context > config.max_position_embeddings:
         raise ValueError(
-            f"a prompt of {max_prompt} tokens and {max_new} new ones need {context} positions; "
+            f"a prompt of {load.max_prompt} tokens and {load.max_new} new ones need {context} positions; "
             f"the model has {config.max_position_embeddings}: shorten the prompt or max_new_tokens"
         )
     sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
-    context = -(-context // sizes.columns) * sizes.columns
+    rows, split = devices[0], (1, 1) if sizes is CPU else devices
+    sizes = sizes if steps is None else dataclasses.replace(sizes, steps=steps)
+    context = _multiple(context, sizes.columns)
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
-    rows = devices[0]
-    split = (1, 1) if sizes is CPU else devices
     needed = lambda settings: memory_bytes(config, settings, update_bytes, split)
     max_lanes = min(load.requests or sizes.lanes, sizes.lanes)
-    steps = sizes.steps if steps is None else steps
-    shortest = min(context, load.min_prompt + 2 * steps)
-    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # longer prompts take several prefills
-    chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
-
-    def with_lanes(count: int) -> EngineSettings:
-        in_banks = count >= sizes.banks * STABLE_WIDTH and count % sizes.banks == 0
-        banks = sizes.banks if in_banks else 1
-        widths = {count // banks}
-        if sizes.compacts:
-            # The cost of a step grows with the lanes and with the columns they attend: spend the programs on the
-            # one that varies more.
-            parts = (6, 4, 3, 2, 1) if context < 4 * shortest else (4, 2)
-            narrower = (count // banks * p // 8 // 32 * 32 for p in parts)
-            widths |= {width for width in narrower if width >= STABLE_WIDTH}
-        # A rung saves work in proportion to the lanes, and costs a program.
-        rungs = 1 + (context - shortest) // (32 if count > STABLE_WIDTH else 256)
-        # Lanes by length add up to a triangle of programs.
-        programs = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
-        return EngineSettings(
-            widths=tuple(sorted(widths, reverse=True)),
-            lengths=_ladder(
-                max(shortest, context // 16),
-                context,
-                min(rungs, programs),
-                multiple=sizes.columns,
-            ),
-            chunks=chunks,
-            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, count * chunks[-1])),
-            prefixes=_multiple(max(1, count // 2), rows),
-            steps=steps,
-            stops=load.stops,
-            features=dataclasses.replace(
-                load.features, candidates=min(load.features.candidates, config.vocab_size)
-            ),
-            banks=banks,
-        )
-
+    with_lanes = functools.partial(_growing, config, load, sizes, context, rows)
     count = lanes or round_up(max_lanes)
     if not (lanes or sizes.compacts) and needed(with_lanes(count)) > budget:
-        lengths, shares = best_lengths(
-            load.calls or _assumed(load), context, multiple=sizes.columns, steps=steps, most=RUNGS
-        )
+        calls = load.calls or _assumed(load)
+        lengths, shares = best_lengths(calls, context, multiple=sizes.columns, steps=sizes.steps, most=RUNGS)
         over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
         fits = lambda count: needed(over_rungs(count)) <= budget
         # The largest count that fits; 0 if none does.
         count = bisect.bisect_left(range(1, max_lanes // rows + 1), True, key=lambda count: not fits(count))
         with_lanes = over_rungs if count else with_lanes
         count = max(1, count)
-    while needed(with_lanes(count)) > budget:
+    while (need := needed(with_lanes(count))) > budget:
         if lanes or count == 1:
-            need = needed(with_lanes(count))
             others = f" or the {_gib(update_bytes)} of an update between rollouts" if update_bytes else ""
             raise ValueError(
                 f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} on top of the weights, with "
@@ -318,6 +278,41 @@ def round_down(n: int) -> int:
     return n // 64 * 64 if n > 64 else 1 << (n.bit_length() - 1)
 
 
+def _growing(
+    config: ModelConfig, load: Load, sizes: Sizes, context: int, rows: int, count: int
+) -> EngineSettings:
+    """Settings with `count` lanes in caches that grow; prefixes are a multiple of `rows`."""
+    shortest = min(context, load.min_prompt + 2 * sizes.steps)
+    # Longer prompts take several prefills.
+    longest = min(load.max_prompt, max(512, sizes.prefill_tokens))
+    chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
+    in_banks = count >= sizes.banks * STABLE_WIDTH and count % sizes.banks == 0
+    banks = sizes.banks if in_banks else 1
+    widths = {count // banks}
+    if sizes.compacts:
+        # The cost of a step grows with the lanes and with the columns they attend: spend the programs on the one that
+        # varies more.
+        parts = (6, 4, 3, 2, 1) if context < 4 * shortest else (4, 2)
+        narrower = (count // banks * p // 8 // 32 * 32 for p in parts)
+        widths |= {width for width in narrower if width >= STABLE_WIDTH}
+    # A rung saves work in proportion to the lanes, and costs a program.
+    rungs = 1 + (context - shortest) // (32 if count > STABLE_WIDTH else 256)
+    # Lanes by length add up to a triangle of programs.
+    programs = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
+    candidates = min(load.features.candidates, config.vocab_size)
+    return EngineSettings(
+        widths=tuple(sorted(widths, reverse=True)),
+        lengths=_ladder(max(shortest, context // 16), context, min(rungs, programs), multiple=sizes.columns),
+        chunks=chunks,
+        prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, count * chunks[-1])),
+        prefixes=_multiple(max(1, count // 2), rows),
+        steps=sizes.steps,
+        stops=load.stops,
+        features=dataclasses.replace(load.features, candidates=candidates),
+        banks=banks,
+    )
+
+
 def _over_rungs(
     settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
 ) -> EngineSettings:
@@ -357,7 +352,7 @@ def _multiple(count: int, of: int) -> int:
 def _ladder(low: int, high: int, rungs: int, multiple: int = 16) -> tuple[int, ...]:
     """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of `multiple` but for the last."""
     steps = (low * (high / low) ** (i / rungs) for i in range(1, rungs + 1))
-    return tuple(sorted({min(high, -(-int(s + 0.999) // multiple) * multiple) for s in steps}))
+    return tuple(sorted({min(high, _multiple(int(s + 0.999), multiple)) for s in steps}))
 
 
 def _gib(n: int) -> str:
