@@ -115,11 +115,11 @@ class Embedded(Engine):
 
     def _weights(self, trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
         """(full weights, stacked adapters); None stands for the base, and for no adapters."""
-        own, lora = next(iter(self._specs)), [name for name, spec in self._specs.items() if spec.lora]
-        if lora:
+        if lora := [name for name, spec in self._specs.items() if spec.lora]:
             zeros: Any = jax.tree.map(jnp.zeros_like, trees[lora[0]])
             return None, self._cast(stack({n: trees[n] if n in lora else zeros for n in self._specs}))
-        return (None if self._specs[own].frozen else self._cast(trees[own])), None
+        name, spec = next(iter(self._specs.items()))  # one that is trained in full, or frozen ones
+        return (None if spec.frozen else self._cast(trees[name])), None
 
     def _cast(self, tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: leaf.astype(self._dtype), tree)
