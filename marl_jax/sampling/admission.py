@@ -36,19 +36,19 @@ class Waiting(NamedTuple):
         return self.request.tokens if self.sampled is None else (*self.request.tokens, *self.sampled.tokens)
 
     @property
-    def count(self) -> int:
+    def so_far(self) -> int:
         """The number of tokens of `sampled`."""
         return 0 if self.sampled is None else len(self.sampled.tokens)
 
     @property
     def cached(self) -> int:
         """The number of tokens that must be cached when it enters a lane."""
-        return len(self.request.tokens) - 1 + self.count
+        return len(self.request.tokens) - 1 + self.so_far
 
     @property
     def left(self) -> int:
         """How many more tokens it may sample."""
-        return self.request.max_new_tokens - self.count
+        return self.request.max_new_tokens - self.so_far
 
     @property
     def key(self) -> Key:

@@ -53,7 +53,7 @@ def generate(
     count = len(prompts)
     keys = _keys(seed, temperature, range(count) if request_ids is None else request_ids, count)
     _check_dtype(params, config)
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "key": keys,
         "policy": _adapter_names(adapters, adapter_index, count),
         "max_new_tokens": _per_prompt("max_new_tokens", max_new_tokens, count),
@@ -64,9 +64,8 @@ def generate(
         "stop_tokens": [token_ids("stop_tokens", stop_tokens)] * count,
         "stop_strings": [(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)] * count,
     }
-    requests = [
-        Request(tokens, **dict(zip(columns, values))) for tokens, *values in zip(prompts, *columns.values())
-    ]
+    rows = (dict(zip(columns, values)) for values in zip(*columns.values()))
+    requests = [Request(tokens, **row) for tokens, row in zip(prompts, rows)]
     if not requests:
         return []
     settings = plan(config, _load(requests, config, record_kept), lanes=lanes, budget_bytes=budget_bytes)

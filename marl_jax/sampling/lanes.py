@@ -58,7 +58,7 @@ class LaneTable:
 
         A request that gave up a lane continues after its earlier tokens and keeps the log-probs recorded then.
         """
-        lanes, request, before, count = self.lanes, waiting.request, waiting.sampled, waiting.count
+        lanes, request, before, count = self.lanes, waiting.request, waiting.sampled, waiting.so_far
         if before is not None:
             self.tokens[lane, :count], self.logprobs[lane, :count] = before.tokens, before.logprobs
             if before.kept is not None:
