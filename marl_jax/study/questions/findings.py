@@ -35,12 +35,23 @@ class Test(NamedTuple):
     seeds: int  # seeds that both sides have; some may lack the compared accuracy and be missing in `gaps`
     against: str = ""  # the kind of comparison, if the question has several
     made: str = ""  # differences in what made the two sides: machine, road, JAX, code
+    p: float | None = None  # None if `p_value` has nothing to test, as with one seed
+    corrected: float | None = None  # by Holm; None without a p, or for fewer than SEEDS seeds
+
+    @property
+    def verdict(self) -> str:
+        """The claim that the test allows."""
+        if len(self.gaps) < SEEDS:
+            return "too few seeds"
+        if self.corrected is None or self.corrected > LEVEL:
+            return "not shown"
+        return "higher" if self.gaps.mean() > 0 else "lower"
 
     @property
     def bar(self) -> Bar:
         """The difference in points."""
-        found = over_seeds(self.gaps, bounds=(-1.0, 1.0))
-        return Bar(self.label, Interval(*(100 * x for x in found)), (100 * self.gaps.mean(axis=1)).tolist())
+        value = Interval(*(100 * x for x in over_seeds(self.gaps, bounds=(-1.0, 1.0))))
+        return Bar(self.label, value, (100 * self.gaps.mean(axis=1)).tolist(), self.verdict)
 
 
 class Answered(NamedTuple):
@@ -48,7 +59,7 @@ class Answered(NamedTuple):
 
     findings: list[Finding]
     tests: Table
-    judged: list["Judged"]
+    judged: list[Test]
     cells: list[Cell]
     pairs: list[Pair]
 
@@ -57,8 +68,7 @@ def answers(runs: Sequence[Run]) -> Answered:
     """The answers to all questions."""
     cells = by_cell(runs)
     pairs, _ = pairs_of(cells)
-    tests = [test for test in _tests(cells, pairs) if test.gaps.size]
-    judged = judge(tests)
+    judged = judge([test for test in _tests(cells, pairs) if test.gaps.size])
     found = [
         _compared(1, judged, _controls(cells, pairs)),
         _compared(2, judged),
@@ -71,8 +81,8 @@ def answers(runs: Sequence[Run]) -> Answered:
     return Answered(found, _table(judged, cells), judged, cells, pairs)
 
 
-def judge(tests: Sequence[Test]) -> list["Judged"]:
-    """Each test with its p, and with the p that is corrected for the other tests of its question."""
+def judge(tests: Sequence[Test]) -> list[Test]:
+    """The tests with their p, and with the p that is corrected for the other tests of their question."""
     values = [p_value(test.gaps) for test in tests]
     # Tests that can make no claim cannot make a wrong one, so they are not in the family.
     claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
@@ -80,7 +90,7 @@ def judge(tests: Sequence[Test]) -> list["Judged"]:
     for question in {test.question for test in tests}:
         family = {i: p for i, p in claims.items() if tests[i].question == question}
         corrected |= zip(family, holm([*family.values()]))
-    return [Judged(test, p, corrected.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
+    return [test._replace(p=p, corrected=corrected.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
 
 
 # ---------------------------------------------------------------- differences in accuracy
@@ -117,23 +127,6 @@ ORDER = (
 )
 NAMED = 3  # differences of one verdict that are named; if there are more, only their number is given
 OTHER = 0  # the question of differences in one thing that no question asks for
-
-
-class Judged(NamedTuple):
-    """A test and its p values."""
-
-    test: Test
-    p: float | None  # None if `p_value` has nothing to test, as with one seed
-    corrected: float | None  # by Holm; None without a p, or for fewer than SEEDS seeds
-
-    @property
-    def verdict(self) -> str:
-        """The claim that the test allows."""
-        if len(self.test.gaps) < SEEDS:
-            return "too few seeds"
-        if self.corrected is None or self.corrected > LEVEL:
-            return "not shown"
-        return "higher" if self.test.gaps.mean() > 0 else "lower"
 
 
 def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
@@ -236,32 +229,29 @@ def _falls(pairs: Sequence[Pair]) -> str:
     return f"Under them {sum(known)} of {len(known)} runs fell off a cliff. " if known else ""
 
 
-def _compared(
-    number: int, judged: Sequence["Judged"], table: Table | None = None, falls: str = ""
-) -> Finding:
+def _compared(number: int, judged: Sequence[Test], table: Table | None = None, falls: str = "") -> Finding:
     question, doubt = QUESTIONS[number]
-    tested = [one for one in judged if one.test.question == number]
+    tested = [one for one in judged if one.question == number]
     if not tested:
         return Finding(question, NOT_RUN, doubt)
     if number == 6:
-        tested.sort(key=lambda one: -one.test.gaps.mean())
+        tested.sort(key=lambda one: -one.gaps.mean())
     answer = ""
-    for against in sorted({one.test.against for one in tested}, key=ORDER.index):
-        verdicts = tally([one for one in tested if one.test.against == against])
+    for against in sorted({one.against for one in tested}, key=ORDER.index):
+        verdicts = tally([one for one in tested if one.against == against])
         answer += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
     if table and table.rows:
         lacking = [
             row[0] for row in table.rows if any(near == NONE or UNMATCHED in near for near in row[1:3])
         ]
         answer += f"No control in calls, or none in tokens: {', '.join(lacking)}. " if lacking else ""
-    bars = [one.test.bar._replace(verdict=one.verdict) for one in tested]
     tables = [table] if table and table.rows else []
-    return Finding(question, (answer + falls).rstrip(), doubt, bars, tables=tables)
+    return Finding(question, (answer + falls).rstrip(), doubt, [one.bar for one in tested], tables=tables)
 
 
-def tally(judged: Sequence[Judged]) -> str:
+def tally(judged: Sequence[Test]) -> str:
     """The number of tests with each verdict, with the names of a few."""
-    labels = {v: [one.test.label for one in judged if one.verdict == v] for v in VERDICTS}
+    labels = {v: [one.label for one in judged if one.verdict == v] for v in VERDICTS}
     return ", ".join(
         f"{verdict} in {len(some)} of {len(judged)}" + (f" ({'; '.join(some)})" if len(some) <= NAMED else "")
         for verdict, some in labels.items()
@@ -269,17 +259,19 @@ def tally(judged: Sequence[Judged]) -> str:
     )
 
 
-def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
+def _table(judged: Sequence[Test], cells: Sequence[Cell]) -> Table:
     rows = []
-    for one in judged:
-        test, p, p_holm = one
+    for test in judged:
         by, known = test.bar.value, len(test.gaps)
-        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", p_text(p), p_text(p_holm)]
+        p_values = p_text(test.p), p_text(test.corrected)
+        numbers = f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", *p_values
         seeds = str(known) if known == test.seeds else f"{known} of {test.seeds}"
-        rows.append((test.label, one.verdict, *numbers, seeds, str(test.question or NONE), test.made or NONE))
-    claims = [(p, p_holm) for _, p, p_holm in judged if p is not None and p_holm is not None]
-    claimed = sum(p_holm <= LEVEL for _, p_holm in claims)
-    together = sum(p_holm <= LEVEL for p_holm in holm([p for p, _ in claims]))
+        rows.append(
+            (test.label, test.verdict, *numbers, seeds, str(test.question or NONE), test.made or NONE)
+        )
+    claims = [(one.p, one.corrected) for one in judged if one.p is not None and one.corrected is not None]
+    claimed = sum(corrected <= LEVEL for _, corrected in claims)
+    together = sum(corrected <= LEVEL for corrected in holm([p for p, _ in claims]))
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. Each "
         "95% interval is over seeds and problems, uncorrected. p is the larger of two two-sided t tests, over seeds "

@@ -52,23 +52,19 @@ def amplification(runs: Sequence[Run]) -> Finding:
     # The numbers of a role that always has one agent cannot stand for one agent of another role.
     several = {key: runs_of for key, runs_of in series.items() if any(agents > 1 for agents, _ in runs_of)}
     found = several[max(several, key=lambda key: (len(several[key]), key))] if several else {}
-    averages = {place: tuple(np.mean(means, axis=0)) for place, means in found.items()}
-    counts, seeds = (sorted({place[k] for place in averages}) for k in (0, 1))
-    complete = [seed for seed in seeds if all((agents, seed) in averages for agents in counts)]
+    counts, seeds = (sorted({place[k] for place in found}) for k in (0, 1))
+    complete = [seed for seed in seeds if all((agents, seed) in found for agents in counts)]
     if len(counts) < 3 or not complete:
         return Finding(question, NOT_RUN, doubt)
+    means_of = [[np.mean(found[agents, seed], axis=0) for seed in complete] for agents in counts]
+    amplified, sums, updates, alone = np.moveaxis(np.array(means_of), -1, 0)  # each Float[counts, seeds]
     bars, rows = [], []
-    for agents in counts:
-        amplified, *lengths, _ = np.array([averages[agents, seed] for seed in complete]).T
-        fewest = np.array([averages[counts[0], seed] for seed in complete]).T[1:-1]
+    for agents, *values in zip(counts, amplified, sums / sums[0], updates / updates[0]):
         name = f"{agents} agent{'s' if agents > 1 else ''}"
-        bars.append(Bar(name, over_runs(amplified), amplified.tolist(), level=math.sqrt(agents)))
-        numbers = amplified, *(length / first for length, first in zip(lengths, fewest))
-        rows.append((str(agents), str(len(complete)), *(_number(over_runs(one)) for one in numbers)))
-    power, of_sum, alone = (
-        growth(counts, [[averages[agents, seed][k] for agents in counts] for seed in complete])
-        for k in (0, 1, 3)
-    )
+        intervals = [over_runs(one) for one in values]
+        bars.append(Bar(name, intervals[0], values[0].tolist(), level=math.sqrt(agents)))
+        rows.append((str(agents), str(len(complete)), *map(_number, intervals)))
+    power, of_sum, of_alone = (growth(counts, part.T) for part in (amplified, sums, alone))
     answer = (
         "Relative to the mean length of one agent's part, the sum of the parts grows with n to the power of "
         f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, scales with n to the "
@@ -78,8 +74,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, averaged over the kept steps. For n independent "
         "agents it is the square root of n if their parts are equally long; with the measured lengths it would be n "
-        f"to the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to those with the "
-        "fewest agents. 95% t intervals over seeds."
+        f"to the power of {of_alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to those with "
+        "the fewest agents. 95% t intervals over seeds."
     )
     table = Table(
         "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "length of the update"), how
@@ -197,11 +193,8 @@ def _half_way(run: Run) -> tuple[float, float] | None:
     early = dominance[0].values[dominance[0].steps <= middle]
     near = min(range(len(end.steps)), key=lambda k: abs(end.steps[k] - middle))
     # Rounded, so that equal counts of right answers are ties.
-    return (
-        (float(early.mean()), round(float(end.terminal.mean() - end.right[near].mean()), 9))
-        if len(early)
-        else None
-    )
+    change = round(float(end.terminal.mean() - end.right[near].mean()), 9)
+    return (float(early.mean()), change) if len(early) else None
 
 
 # ---------------------------------------------------------------- prediction of cliffs
@@ -219,56 +212,44 @@ def prediction(cells: Sequence[Cell]) -> Finding:
     early = sum(not run.finished for cell in cells for run in cell.runs)
     left_out = f" Left out: {early} runs that did not make all their steps." if early else ""
     runs = [run for cell in cells for run in cell.runs if run.finished and fell(run) is not None]
-    falls = {id(run): _fall(run) for run in runs}
     if not runs:
         return Finding(question, NOT_RUN, doubt)
-    fallen = [run for run in runs if falls[id(run)] < math.inf]
+    fallen = [run for run in runs if fell(run)]
     lost = sum(bool(form_lost(run)) for run in fallen)
     summary = f"{len(fallen)} of {len(runs)} runs fell off a cliff" + (
         f", {lost} with a loss of form" if fallen else ""
     )
     even, odd = ([run for run in runs if run.config["seed"] % 2 == part] for part in (0, HELD_OUT))
-    if not any(falls[id(run)] < math.inf for run in even):
+    if not any(map(fell, even)):
         where = ", none of them with an even seed" if fallen else ""
         return Finding(question, f"{summary}{where}, so no monitor can be chosen.{left_out}", doubt)
     monitors = [_monitor(key, factor) for key in MONITORS for factor in FACTORS]
-    score, name, fires = max(
-        ((_score(even, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
-    )
+    name, fires = max(monitors, key=lambda one: _score(even, one[1]))
     rows = []
     for seeds, group in (("even seeds, chosen by", even), ("odd seeds, tested on", odd)):
-        kinds = _alarms(group, falls, fires)
-        stops = [(run, step) for kind in kinds.values() for run, step in kind if step is not None]
-        before, late, never, false = map(len, kinds.values())
-        counts = (len(group), before + late + never, before, late, false, len(stops))
+        kinds, falls = _stops(group, fires), sum(map(fell, group))
+        stops = [stop for kind in kinds.values() for stop in kind]
+        before, late, false = map(len, kinds.values())
+        counts = (len(group), falls, before, late, false, len(stops))
         kept = f"{np.mean([_saved(run, step) for run, step in stops]):+.1f}" if stops else NONE
         spared = f"{np.mean([1 - step / run.steps for run, step in stops]):.0%}" if stops else NONE
         rows.append((seeds, *map(str, counts), kept, spared))
     answer = (
         f"{summary}. On even seeds '{name}' separated these from the others best (share of falls foretold minus "
-        f"that of false alarms {score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, "
-        f"too late in {late}, and in {false} of {len(odd) - before - late - never} runs that did not fall."
+        f"that of false alarms {_score(even, fires):+.2f}). On odd seeds it fired before {before} of {falls} falls, "
+        f"too late in {late}, and in {false} of {len(odd) - falls} runs that did not fall."
     )
     if stops:
         answer += f" Stopping there changes accuracy by {kept} points on average over the {len(stops)} runs it stops."
-    saved = {label: [_saved(run, at) for run, at in kind if at is not None] for label, kind in kinds.items()}
+    saved = {label: [_saved(run, at) for run, at in kind] for label, kind in kinds.items()}
     bars = [Bar(label, over_runs(values), values) for label, values in saved.items() if values]
     how = (
         "A run has fallen at the first evaluation after its peak that is below the middle of peak and terminal "
         "accuracy; an alarm foretells the fall if it comes before. Points are the accuracy of the last evaluation "
         "before the alarm minus the terminal one, over all runs that are stopped, false alarms included."
     )
-    head = (
-        "",
-        "runs",
-        "falls",
-        "foretold",
-        "too late",
-        "false alarms",
-        "stopped",
-        "points kept",
-        "steps saved",
-    )
+    counted = ("runs", "falls", "foretold", "too late", "false alarms", "stopped")
+    head = ("", *counted, "points kept", "steps saved")
     table = Table("Stopping by the monitor", rows, head, how)
     return Finding(question, answer + left_out, doubt, bars, tables=[table])
 
@@ -277,33 +258,25 @@ Alarm = Callable[[Run], float | None]  # the step of a run at which a monitor fi
 
 
 def _fall(run: Run) -> float:
-    """The step by which a run has fallen off its cliff; infinite without a cliff."""
-    end = course(run)
-    if end is None or not fell(run):
-        return math.inf
+    """The step by which a run has fallen off its cliff."""
+    end: Any = course(run)
     middle = (end.peak.mean() + end.terminal.mean()) / 2
     after = [(step, right.mean()) for step, right in zip(end.steps, end.right) if step > max(end.peak_steps)]
     return next((step for step, share in after if share < middle), end.steps[-1])
 
 
-def _alarms(
-    runs: Sequence[Run], falls: dict[int, float], fires: Alarm
-) -> dict[str, list[tuple[Run, float | None]]]:
-    """Each run with the step of its alarm, by how the alarm relates to the fall."""
-    kinds: dict[str, list[tuple[Run, float | None]]] = {
+def _stops(runs: Sequence[Run], fires: Alarm) -> dict[str, list[tuple[Run, float]]]:
+    """The runs that an alarm stops, each with its step, by how the alarm relates to the fall."""
+    stops: dict[str, list[tuple[Run, float]]] = {
         "stopped before a fall": [],
         "stopped after a fall": [],
-        "fell without an alarm": [],
         "stopped without a fall": [],
     }
-    before, late, never, false = kinds.values()
+    before, late, false = stops.values()
     for run in runs:
-        step, fall = fires(run), falls[id(run)]
-        if step is None and fall < math.inf:
-            never.append((run, None))
-        elif step is not None:
-            (false if fall == math.inf else before if step < fall else late).append((run, step))
-    return kinds
+        if (step := fires(run)) is not None:
+            (false if not fell(run) else before if step < _fall(run) else late).append((run, step))
+    return stops
 
 
 def _monitor(key: str, factor: float) -> tuple[str, Alarm]:
@@ -325,11 +298,11 @@ def _monitor(key: str, factor: float) -> tuple[str, Alarm]:
     return f"{key} {way} times its start", fires
 
 
-def _score(runs: Sequence[Run], falls: dict[int, float], fires: Alarm) -> float:
+def _score(runs: Sequence[Run], fires: Alarm) -> float:
     """Share of falls with an alarm before them, minus the share of other runs with one."""
-    before, late, never, false = (len(kind) for kind in _alarms(runs, falls, fires).values())
-    fallen = before + late + never
-    return before / max(fallen, 1) - false / max(len(runs) - fallen, 1)
+    before, _, false = map(len, _stops(runs, fires).values())
+    falls = sum(map(fell, runs))
+    return before / max(falls, 1) - false / max(len(runs) - falls, 1)
 
 
 def _saved(run: Run, step: float) -> float:
@@ -347,7 +320,7 @@ def _mean(series: Series) -> float:
     return float(series.known.values.mean()) if len(series.known.values) else math.nan
 
 
-def growth(counts: Sequence[float], runs: Sequence[Sequence[float]]) -> Interval:
+def growth(counts: Sequence[float], runs: Sequence[Sequence[float]] | np.ndarray) -> Interval:
     """The power of the count with which the values of a run grow: the slope of the logarithms, over runs."""
     return over_runs([float(np.polyfit(np.log(counts), np.log(values), 1)[0]) for values in runs])
 

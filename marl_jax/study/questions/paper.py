@@ -15,7 +15,7 @@ from marl_jax.study.questions.findings import (
     BASE,
     SEEDS,
     Answered,
-    Judged,
+    Test,
     sharing_alone,
     tally,
 )
@@ -57,16 +57,16 @@ def agreement(answered: Answered) -> Table:
 Verdict = tuple[str, str]  # the verdict, and the numbers that it follows from
 
 
-def _gains(judged: Sequence[Judged], workflows: Sequence[Cell]) -> Verdict:
+def _gains(judged: Sequence[Test], workflows: Sequence[Cell]) -> Verdict:
     names, tested = {cell.name for cell in workflows}, {f"{cell.label} over base" for cell in workflows}
-    verdict, by = _signs([one for one in _of(judged, 1, BASE) if one.test.label in tested])
+    verdict, by = _signs([one for one in _of(judged, 1, BASE) if one.label in tested])
     scales, tasks = ({name.split("-")[place] for name in names if name.count("-") == 3} for place in (2, 3))
     if min(len(scales), len(tasks)) < 2 and verdict != NOT_RUN:
         by += f"; only for {' and '.join(sorted(scales))} on {' and '.join(sorted(tasks))}"
     return verdict, by
 
 
-def _signs(judged: Sequence[Judged]) -> Verdict:
+def _signs(judged: Sequence[Test]) -> Verdict:
     """Differences that are usually positive in the paper agree if more than half of them are shown to be positive."""
     higher, lower = (sum(one.verdict == sign for one in judged) for sign in ("higher", "lower"))
     verdict = PARTLY if higher and lower else UNSURE
@@ -139,8 +139,8 @@ def _captured(answered: Answered) -> Verdict:
 # ---------------------------------------------------------------- details
 
 
-def _of(judged: Sequence[Judged], question: int, against: str) -> list[Judged]:
-    return [one for one in judged if (one.test.question, one.test.against) == (question, against)]
+def _of(judged: Sequence[Test], question: int, against: str) -> list[Test]:
+    return [one for one in judged if (one.question, one.against) == (question, against)]
 
 
 def _agents(cell: Cell) -> int:

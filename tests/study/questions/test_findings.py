@@ -101,7 +101,7 @@ def test_isolated_against_shared_is_one_policy_against_as_many_as_roles_whatever
         ("in part", "renamed", "policies.map"),
     ]
     runs += cell(tmp_path, "shared", FLAT, policies=policies(generator="x", aggregator="x"))
-    two = [one.test.label for one in findings.answers(runs).judged if one.test.question == 2]
+    two = [one.label for one in findings.answers(runs).judged if one.question == 2]
     assert two == [
         "mine over shared",
         "peak of mine over shared",
@@ -180,7 +180,7 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
         runs += spending("single_matched-shared-s-math", tmp_path, *matched)
         runs += spending("single_token_matched-shared-s-math", tmp_path, *token_matched)
         answered = findings.answers(runs)
-        tests = [one.test for one in answered.judged if one.test.against.startswith("Over a single")]
+        tests = [one for one in answered.judged if one.against.startswith("Over a single")]
         found = {
             re.search(r" over (\w+)-", test.label)[1]: test.against.removeprefix("Over a ") for test in tests
         }
