@@ -106,13 +106,12 @@ def paired_gaps(pairs: Sequence[tuple[Run, Run]], measure: str, other_measure: s
 
 def machine_of(run: Run) -> str:
     """The processor or accelerator that a run was trained on; empty if it was not recorded."""
-    device = (run.about.get("versions") or {}).get("device") or ""
-    return str((run.about.get("made") or {}).get("machine") or device)
+    return str(run.part("made").get("machine") or run.part("versions").get("device") or "")
 
 
 def _made_by(run: Run) -> dict[str, Any]:
     """{name in MADE: its value, or None if it was not recorded}."""
-    versions = run.about.get("versions") or {}
+    versions = run.part("versions")
     made = machine_of(run) or None, run.config.get("road"), versions.get("jax"), versions.get("code")
     return dict(zip(MADE, made))
 

@@ -91,7 +91,7 @@ class Run:
     @property
     def policy_map(self) -> Mapping[str, str]:
         """{role: policy}."""
-        return self.config.get("policies", {}).get("map", {})
+        return self.part("config.policies.map")
 
     @property
     def compact(self) -> bool:
@@ -113,6 +113,13 @@ class Run:
     def judged(self) -> bool:
         """Whether its steps were judged for alarms: these need consecutive steps, so not in a folder that lost rows."""
         return self.alarms is not None or len(self.metrics) >= self.step
+
+    def part(self, path: str) -> Mapping[str, Any]:
+        """A part of config.json by its path, such as "config.learner.optimiser"; empty if the run has none."""
+        found: Any = self.about
+        for name in path.split("."):
+            found = found.get(name) or {}
+        return found  # type: ignore[no-any-return]
 
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
@@ -194,7 +201,7 @@ def sound(run: Run) -> Run:
 def _faults(run: Run) -> Iterator[str]:
     yield from _misfits("", run.about, _ABOUT)
     yield from _entries("config.policies.map", run.policy_map, str)
-    yield from _entries("versions", run.about.get("versions") or {}, str)
+    yield from _entries("versions", run.part("versions"), str)
     for change in run.about.get("changes") or ():
         yield from _misfits("", {"a change": change}, {"a change": (list,)})
     for name, records, shape in (
@@ -280,14 +287,15 @@ def gradient_norms(run: Run) -> dict[str, Series]:
     """
     order = {role: place for place, role in enumerate(run.roles)}
     parts = sorted(run.keys("gradient/([^/]+)/norm/(.+)"), key=lambda match: order.get(match[2], len(order)))
-    owners = Counter(match[2] for match in parts)
     if not parts:
         return {match[1]: run.series(match[0]) for match in run.keys("policy/(.+)/grad_norm")}
-    return {
-        role if owners[role] == 1 else f"{role} ({policy})": run.series(match[0])
-        for match in parts
-        for policy, role in [match.groups()]
-    }
+    return {name: run.series(match[0]) for name, match in _by_role(parts).items()}
+
+
+def _by_role(matches: Sequence[re.Match[str]]) -> dict[str, re.Match[str]]:
+    """Matches of a policy and a role, by the role; by "role (policy)" if the role has several."""
+    owners = Counter(match[2] for match in matches)
+    return {match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": match for match in matches}
 
 
 def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
@@ -306,9 +314,8 @@ def episodes(run: Run) -> Series:
     recorded, reward = run.series("episodes"), run.series("reward")
     if len(recorded.steps) or run.keys("draws/.+") or run.config.get("phases"):
         return recorded
-    sizes = ("data", "problems"), ("rollout", "samples")
-    problems, samples = ((run.config.get(part) or {}).get(name) or 0 for part, name in sizes)
-    return reward.constant(problems * samples) if problems * samples else recorded
+    problems, samples = run.part("config.data").get("problems"), run.part("config.rollout").get("samples")
+    return reward.constant(problems * samples) if problems and samples else recorded
 
 
 def parts_of(run: Run, amplification: str) -> list[str]:
@@ -323,11 +330,8 @@ def amplifications(run: Run) -> dict[str, tuple[Series, Series]]:
     def pair(key: str) -> tuple[Series, Series]:
         return (series := run.series(key)), series.constant(len(parts_of(run, key)))
 
-    parts = run.keys("gradient/([^/]+)/slots/(.+)/amplification")
-    owners = Counter(match[2] for match in parts)
-    slots = {
-        match[2] if owners[match[2]] == 1 else f"{match[2]} ({match[1]})": pair(match[0]) for match in parts
-    }
+    parts = _by_role(run.keys("gradient/([^/]+)/slots/(.+)/amplification"))
+    slots = {role: pair(match[0]) for role, match in parts.items()}
     slots = {role: one for role, one in slots.items() if np.any(one[0].known.values != 1)}
     roles = Counter(match[1] for match in run.keys("gradient/([^/]+)/norm/.+"))
     policies = [match for match in run.keys("gradient/([^/]+)/amplification") if roles[match[1]] > 1]
@@ -386,5 +390,5 @@ def cast_of(record: Record, seed: Any) -> str:
 
 def lost_evaluations(run: Run) -> list[int]:
     """Steps whose evaluation the run made and `eval.jsonl` lacks; none if the run was changed at a resume."""
-    every = (run.config.get("evaluation") or {}).get("every") or 0
+    every = run.part("config.evaluation").get("every") or 0
     return [] if run.changed else missing_evaluations(run.evaluations, every, run.step)

@@ -124,7 +124,7 @@ def no_alarm(run: Run) -> str:
 
 def metric_of(run: Run) -> str:
     """The user's function that gives accuracies; empty if they are the grades of answers."""
-    return str((run.config.get("evaluation") or {}).get("metric") or "")
+    return str(run.part("config.evaluation").get("metric") or "")
 
 
 def warnings(run: Run) -> list[str]:

@@ -1,7 +1,8 @@
 """The settings and results of a run as tables of texts: no markup, no numbers that were not recorded."""
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +26,6 @@ def evaluations(run: Run) -> Table:
     along = trained(run)
     named = [("base", base(run)), ("best", best(along)), ("final", final(run))] if along else []
     named += [(NONE, record) for record in run.evaluations if not is_along(record)]
-    count = lambda value: NONE if value is None else f"{value:,}"
     columns: dict[str, Callable[[Record], str]] = {
         "split": lambda record: str(record.get("split", NONE)),
         "mode": lambda record: cast_of({"mode": "trained", **record}, run.config.get("seed")),
@@ -33,8 +33,8 @@ def evaluations(run: Run) -> Table:
         "95% interval": interval,
         "over base,\npoints": lambda record: in_one_line(points(gain(record))),
         "any correct": lambda record: percent(record.get("any_correct")),
-        "problems": lambda record: count(record.get("problems")),
-        "samples": lambda record: count(record.get("samples")),
+        "problems": lambda record: _count(record.get("problems")),
+        "samples": lambda record: _count(record.get("samples")),
     }
     rows = [
         (f"step {record.get('step', NONE)}", name, *(cell(record) for cell in columns.values()))
@@ -136,10 +136,7 @@ def own_work(run: Run) -> Table:
     # The numbers of a role's choices are added; where both have a name, the role's own number is shown.
     numbers = [{**(one.get("choice") or {}), **one} for one in own]
     rows = {title: [percent(one.get(key)) for one in numbers] for key, title in OWN_WORK.items()}
-    rows |= {
-        title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in numbers]
-        for key, title in OWN_COUNTS.items()
-    }
+    rows |= {title: [_count(one.get(key)) for one in numbers] for key, title in OWN_COUNTS.items()}
     how = (
         "Over each role's calls on validation problems, whatever the outcome of the episode. Balanced accuracy is 50% "
         "for a judge that always gives the same verdict, and for a picker that picks blindly."
@@ -148,30 +145,28 @@ def own_work(run: Run) -> Table:
 
 
 def _roles(run: Run) -> Table:
-    rows = {
-        title: _shown([_at_ends(run, f"role/{role}/{key}") for role in run.roles], key)
-        for key, title in ROLE_STATISTICS.items()
-    }
-    rows["groups that teach nothing"] = _shown([_uninformative(run, role) for role in run.roles], "_share")
+    ends = _end_lines(run)
+    rows = {title: _at_ends(ends, "role", run.roles, key) for key, title in ROLE_STATISTICS.items()}
+    by_reward = run.part("config.advantages").get("singleton") == "reward"
+    rows["groups that teach nothing"] = [
+        _uninformative(line, role, by_reward) for role in run.roles for line in ends
+    ]
     how = (
         "Numbers of single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
         "sampler and the trainer agree; clipped is the share of tokens whose ratio left the clip range; a group "
         "teaches nothing where all its rewards are equal."
     )
-    return _first_and_last("Roles, first and last step", how, run.roles, _end_lines(run), rows)
+    return _first_and_last("Roles, first and last step", how, run.roles, ends, rows)
 
 
 def _policies(run: Run) -> Table:
-    names = list(dict.fromkeys(match[1] for match in run.keys("policy/([^/]+)/.+")))
-    rows = {
-        title: _shown([_at_ends(run, f"policy/{name}/{key}") for name in names], key)
-        for key, title in POLICY_STATISTICS.items()
-    }
+    ends, names = _end_lines(run), list(dict.fromkeys(match[1] for match in run.keys("policy/([^/]+)/.+")))
+    rows = {title: _at_ends(ends, "policy", names, key) for key, title in POLICY_STATISTICS.items()}
     how = (
         "The update norm is the length of the optimiser's step. The old log-probs are the denominator of the ratio: "
         "the policy's own before its first update of the step, unless learner.old_logprobs=sampler."
     )
-    return _first_and_last("Policies, first and last step", how, names, _end_lines(run), rows)
+    return _first_and_last("Policies, first and last step", how, names, ends, rows)
 
 
 def _first_and_last(
@@ -186,25 +181,22 @@ def _end_lines(run: Run) -> list[Record]:
     return [run.metrics[0], run.metrics[-1]] if run.metrics else []
 
 
-def _at_ends(run: Run, key: str) -> np.ndarray:
-    """The number in the first and in the last step; NaN if the step does not have it."""
-    found = [line.get(key) for line in _end_lines(run)]
-    return np.array([np.nan if value is None else value for value in found], float)
+def _at_ends(ends: Sequence[Record], kind: str, names: Sequence[str], key: str) -> list[str]:
+    """A statistic of each name in the first and in the last step; a dash if the step does not have it."""
+    form = percent if re.search("_share$|^clip_fraction", key) else short_number
+    values = [line.get(f"{kind}/{name}/{key}") for name in names for line in ends]
+    return [NONE if value is None or not math.isfinite(value) else form(value) for value in values]
 
 
-def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
-    form = "{:.1%}".format if re.search("_share$|^clip_fraction", key) else short_number
-    return [form(value) if np.isfinite(value) else NONE for values in columns for value in values]
+def _uninformative(line: Record, role: str, by_reward: bool) -> str:
+    """Share of a role's groups that teach nothing: of equal rewards; of one call, unless its reward is its advantage."""
+    names = ("groups", "zero_variance") if by_reward else ("groups", "zero_variance", "singletons")
+    groups, *flat = (line.get(f"groups/{role}/{name}") for name in names)
+    return percent(sum(flat) / groups) if groups and None not in flat else NONE
 
 
-def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups that teach nothing, at the ends: of equal rewards, or of one call with advantage 0."""
-    groups, alone, flat = (
-        _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
-    )
-    by_reward = (run.config.get("advantages") or {}).get("singleton") == "reward"
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (flat if by_reward else alone + flat) / groups
+def _count(value: int | None) -> str:
+    return NONE if value is None else f"{value:,}"
 
 
 # ---------------------------------------------------------------- what it was
@@ -212,13 +204,13 @@ def _uninformative(run: Run, role: str) -> np.ndarray:
 
 def what_it_was(run: Run) -> Table:
     """The settings that a reader asks for, the versions, and the time that it took."""
-    part: Callable[[str], Mapping[str, Any]] = lambda name: run.config.get(name) or {}
+    part = lambda name: run.part(f"config.{name}")
     policies, data, rewards, advantages = map(part, ("policies", "data", "rewards", "advantages"))
     samples = part("rollout").get("samples")
     adapters = f"LoRA adapters, rank {policies.get('lora_rank')}, alpha {policies.get('lora_alpha')}"
     trainable = {"lora": adapters, "full": "all weights"}
     digests, versions = (
-        ", ".join(f"{name} {str(value)[:12]}" for name, value in (run.about.get(kind) or {}).items())
+        ", ".join(f"{name} {str(value)[:12]}" for name, value in run.part(kind).items())
         for kind in ("digests", "versions")
     )
     facts = {
@@ -254,7 +246,7 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    seconds = (run.about.get("made") or {}).get("seconds")  # of all steps; compact results have few
+    seconds = run.part("made").get("seconds")  # of all steps; compact results have few
     total = seconds or times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""

@@ -9,7 +9,7 @@ what its name says, its label names the difference; cells whose labels would be 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,29 +47,9 @@ class Cell:
         return self.runs[0].config
 
     @property
-    def odd_words(self) -> list[str]:
-        """For its label: the workflow and the policies, if they are not those that its name says."""
-        named, policies, *_ = self.name.split("-") if self.name.count("-") == 3 else ("", "")
-        if named not in BUILT_IN or policies not in POLICIES:
-            return []
-        played, owners = (self.config.get("workflow") or {}).get("name"), self.runs[0].policy_map
-        count = len(set(owners.values()))
-        as_named = count == 1 if policies == "shared" else count == len(owners) and "/" not in "".join(owners)
-        workflow = [] if played == named else [f"workflow {played}"]
-        return workflow + ([] if as_named else [f"{role} → {policy}" for role, policy in owners.items()])
-
-    @property
-    def settings(self) -> list[str]:
-        """The settings of its workflow that are not the defaults."""
-        chosen = self.config.get("workflow") or {}
-        defaults = BUILT_IN[chosen["name"]].settings if chosen.get("name") in BUILT_IN else {}
-        settings = chosen.get("settings") or {}
-        return [f"{name} {value}" for name, value in settings.items() if value != defaults.get(name)]
-
-    @property
     def single(self) -> bool:
         """Whether it is a single agent, the control of workflows."""
-        return str((self.config.get("workflow") or {}).get("name", "")).startswith("single")
+        return str(self.runs[0].part("config.workflow").get("name", "")).startswith("single")
 
     @property
     def isolated(self) -> bool:
@@ -88,17 +68,6 @@ class Cell:
         """Whether all its runs made all their steps."""
         return all(run.finished for run in self.runs)
 
-    @property
-    def changed_words(self) -> list[str]:
-        """For its label: whether its runs were resumed with another configuration or other data."""
-        return ["changed at a resume"] if self.runs[0].changed else []
-
-    @property
-    def early_words(self) -> list[str]:
-        """For its label: the steps at which its runs were stopped early, if any."""
-        steps = sorted({run.step for run in self.runs if not run.finished})
-        return [f"stopped at step {' and '.join(map(str, steps))}"] if steps else []
-
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
     """Group runs by `_cell_key`, in order of appearance; of several runs with one seed, only the first counts."""
@@ -112,26 +81,21 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
         name if name.startswith(cell.name) and parents.count(name) == 1 else ""
         for cell, name in zip(cells, parents)
     ]
-    cells = [dataclasses.replace(cell, folder=name) for cell, name in zip(cells, folders)]
-    titles = [cell.folder or cell.name for cell in cells]
-    # If the folder's name is longer than the cell's, it says already what was changed.
-    details = [
-        cell.odd_words
-        + (cell.settings if title == cell.name else [])
-        + _steps(cell, [one for one, other in zip(cells, titles) if other == title])
-        + cell.early_words
-        + cell.changed_words
-        for cell, title in zip(cells, titles)
-    ]
+    titles = [folder or cell.name for cell, folder in zip(cells, folders)]
+    namesakes = {name: [one for one, other in zip(cells, titles) if other == name] for name in titles}
+    details = [list(_details(cell, title, namesakes[title])) for cell, title in zip(cells, titles)]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
     for more in (_unlike, place):  # the folder only if the fields do not suffice
-        details = _distinguished(cells, titles, details, more)
+        keys = [(title, *words) for title, words in zip(titles, details)]
+        groups = [[one for one, other in zip(cells, keys) if other == key] for key in keys]
+        details = [
+            words + more(cell, group) if len(group) > 1 else words
+            for cell, words, group in zip(cells, details, groups)
+        ]
     notes = [", ".join(filter(None, words)) for words in details]
-    return [
-        dataclasses.replace(cell, label=f"{title} ({note})" if note else title)
-        for cell, title, note in zip(cells, titles, notes)
-    ]
+    labels = [f"{title} ({note})" if note else title for title, note in zip(titles, notes)]
+    return [Cell(cell.runs, label, folder) for cell, label, folder in zip(cells, labels, folders)]
 
 
 def differing(one: Cell, other: Cell) -> tuple[str, ...]:
@@ -141,7 +105,7 @@ def differing(one: Cell, other: Cell) -> tuple[str, ...]:
     """
     left, right = map(_fields, (one, other))
     found = [path for path in dict.fromkeys([*left, *right]) if left.get(path) != right.get(path)]
-    left, right = map(_digests, (one, other))
+    left, right = (cell.runs[0].part("digests") for cell in (one, other))
     unlike = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
     if found:  # other digests follow from fields
         prompts = [] if {"workflow.prompts", "data.family"} & {*found} else ["prompts"]
@@ -167,38 +131,37 @@ def _cell_key(run: Run) -> str:
     return json.dumps(same, sort_keys=True)
 
 
-def _steps(cell: Cell, same_title: Sequence[Cell]) -> list[str]:
-    """The number of steps of its runs, if another cell with its title has another number."""
-    steps = {one.runs[0].steps for one in same_title}
-    return [f"{cell.runs[0].steps} steps"] if len(steps) > 1 else []
-
-
-def _distinguished(
-    cells: Sequence[Cell],
-    titles: Sequence[str],
-    details: Sequence[list[str]],
-    more: Callable[[Cell, Sequence[Cell]], list[str]],
-) -> list[list[str]]:
-    """The details of each cell; cells that have title and details in common get more."""
-    keys = [(title, *words) for title, words in zip(titles, details)]
-    groups = [[one for one, other in zip(cells, keys) if other == key] for key in keys]
-    return [
-        words + more(cell, group) if len(group) > 1 else words
-        for cell, words, group in zip(cells, details, groups)
-    ]
+def _details(cell: Cell, title: str, namesakes: Sequence[Cell]) -> Iterator[str]:
+    """What a label adds to a cell's title: whatever is not as the title says, or differs from cells of that title."""
+    first, owners = cell.runs[0], cell.runs[0].policy_map
+    played, settings = map(first.part("config.workflow").get, ("name", "settings"))
+    named, policies, *_ = cell.name.split("-") if cell.name.count("-") == 3 else ("", "")
+    if named in BUILT_IN and policies in POLICIES:
+        if played != named:
+            yield f"workflow {played}"
+        count = len(set(owners.values()))
+        isolated = count == len(owners) and "/" not in "".join(owners)
+        if not (count == 1 if policies == "shared" else isolated):
+            yield from (f"{role} → {policy}" for role, policy in owners.items())
+    if title == cell.name:  # a longer name of a folder says already which settings were changed
+        defaults = BUILT_IN[played].settings if played in BUILT_IN else {}
+        changed = {name: value for name, value in (settings or {}).items() if value != defaults.get(name)}
+        yield from (f"{name} {value}" for name, value in changed.items())
+    if len({one.runs[0].steps for one in namesakes}) > 1:
+        yield f"{first.steps} steps"
+    if early := sorted({run.step for run in cell.runs if not run.finished}):
+        yield f"stopped at step {' and '.join(map(str, early))}"
+    if first.changed:
+        yield "changed at a resume"
 
 
 def _unlike(cell: Cell, group: Sequence[Cell]) -> list[str]:
     """The cell's values of a few fields in which it differs from the others of a group."""
     paths = list(dict.fromkeys(path for other in group for path in differing(cell, other)))
     # Digests differ at their beginning, long names (folders, "module:function") at their end.
-    own = {name: str(digest)[:12] for name, digest in _digests(cell).items()} | _fields(cell)
+    own = {name: str(digest)[:12] for name, digest in cell.runs[0].part("digests").items()} | _fields(cell)
     values = [f"{path} {str(own.get(path, NONE))[-24:]}" for path in paths[:NAMED]]
     return values + ([f"{len(paths) - NAMED} more"] if len(paths) > NAMED else [])
-
-
-def _digests(cell: Cell) -> dict[str, Any]:
-    return dict(cell.runs[0].about.get("digests") or {})
 
 
 def _fields(cell: Cell) -> dict[str, Any]:
@@ -255,7 +218,7 @@ def measures(run: Run) -> dict[str, Answers]:
         "test base": per_problem(start),
         "test final": per_problem(last),
     }
-    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # unrecorded: no other run's
+    on_val = run.part("digests").get("data val", run.folder)  # unrecorded: no other run's
     on_test = [last.get(key) for key in ("data", "problems", "samples")]
     problems = {name: on_test if name.startswith("test") else on_val for name in accuracies}
     return {name: Answers(problems[name], right) for name, right in accuracies.items() if right is not None}

@@ -290,20 +290,15 @@ def _table(judged: Sequence[Test], cells: Sequence[Cell]) -> Table:
 
 def _is_clean(cell: Cell) -> bool:
     """Whether a cell is under the clean regime, without an intervention."""
-    learner = cell.config.get("learner") or {}
-    schedule = (learner.get("optimiser") or {}).get("schedule") or {}
-    interventions = {
-        name: value
-        for name, value in (learner.get("interventions") or {}).items()
-        if name != "alternate_every"
-    }
-    mixing = interventions.pop("mixing", {}) or {}
+    parts = "learner", "learner.optimiser.schedule", "learner.interventions", "learner.interventions.mixing"
+    learner, schedule, interventions, mixing = (cell.runs[0].part(f"config.{name}") for name in parts)
+    others = [value for name, value in interventions.items() if name not in ("alternate_every", "mixing")]
     defaults = {"normalise_multiplicity": False, "balance": "off", "project_conflicts": False, "damping": 0.0}
     return (
         learner.get("updates", "one") == "one"
         and schedule.get("clamped", True)
         and schedule.get("clock", "own") == "own"
-        and not any(interventions.values())
+        and not any(others)
         and all(mixing.get(name, value) == value for name, value in defaults.items())
     )
 

@@ -38,12 +38,8 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
     wide = len(pictures[:1]) if wide_first else 0
     heights = [WIDE[1]] * wide + [SMALL[1] + 0.5] * math.ceil((len(pictures) - wide) / 2)
     height = sum(heights) + 0.6
-    with _style():
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-        layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.04)
-        figure = Figure(figsize=(WIDE[0], height), dpi=min(150, MOST_PIXELS / height), layout=layout)
+    with _figure(directory / "report", height, dpi=min(150, MOST_PIXELS / height)) as figure:
+        figure.get_layout_engine().set(hspace=0.06, wspace=0.04)
         figure.suptitle(printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
         grid = figure.add_gridspec(max(len(heights), 1), 2, height_ratios=heights or None)
         for i, panel in enumerate(pictures):
@@ -55,16 +51,11 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
         if not pictures:
             figure.text(0.5, 0.3, "nothing is recorded yet", ha="center", color=MUTED)
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
-        _save(figure, directory / "report.png", Software=None)
-        _save(figure, directory / "report.svg", Date=None)
 
 
 def bars(finding: Finding, path: Path) -> None:
     """Draw an interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
-    with _style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(WIDE[0], 0.9 + 0.26 * len(finding.bars)), layout="constrained")
+    with _figure(path, 0.9 + 0.26 * len(finding.bars)) as figure:
         axes = figure.add_subplot()
         low, high = finding.ends
         for i, bar in enumerate(finding.bars):
@@ -78,8 +69,6 @@ def bars(finding: Finding, path: Path) -> None:
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
         how = f"{finding.unit}; lines are 95% intervals, dots are runs, upright lines are {finding.against}"
         axes.set_xlabel(how, fontsize=7, color=MUTED)
-        _save(figure, path.with_name(f"{path.name}.svg"), Date=None)
-        _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 
 
 def legend(pictures: Sequence[Panel], numbers: str = "the number at the end is the last value") -> str:
@@ -204,16 +193,17 @@ def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float
     axes.annotate(text, at, xytext=offset, textcoords="offset points", **look)
 
 
-def _save(figure: Any, path: Path, **about: Any) -> None:
-    image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:], metadata=about)
-    write_atomically(path, image.getvalue(), shared=True)
-
-
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def _figure(path: Path, height: float, **options: Any) -> Iterator[Any]:
+    """A figure of full width, in the style of the page; at the end it is saved as a PNG and an SVG of this name."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(fname=Path(__file__).with_name("drawing.mplstyle")), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # names in a script that the font lacks
-        yield
+        figure = Figure(figsize=(WIDE[0], height), layout="constrained", **options)
+        yield figure
+        for kind, changing in (("png", "Software"), ("svg", "Date")):
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata={changing: None})
+            write_atomically(path.with_name(f"{path.name}.{kind}"), image.getvalue(), shared=True)

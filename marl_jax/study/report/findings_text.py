@@ -7,9 +7,8 @@ all tests; and the runs that were made, and those that are missing.
 import collections
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -120,10 +119,9 @@ def _made(cells: Sequence[Cell]) -> Table:
     """The runs of each cell: seeds, steps, hours, how they ended, and where and by which code they were made."""
     rows = []
     for cell in cells:
-        about: list[Mapping[str, Any]] = [run.about.get("made") or {} for run in cell.runs]
-        hours = sum(float(made.get("seconds") or 0) for made in about) / 3600
+        hours = sum(float(run.part("made").get("seconds") or 0) for run in cell.runs) / 3600
         machines = sorted(set(map(_machine, cell.runs)))
-        code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in cell.runs})
+        code = sorted({str(run.part("versions").get("code", NONE))[:8] for run in cell.runs})
         seeds = ", ".join(str(run.config["seed"]) for run in cell.runs)
         steps = sorted(
             {str(run.steps) if run.finished else f"{run.step} of {run.steps}" for run in cell.runs}
@@ -213,6 +211,6 @@ def _machine(run: Run) -> str:
 
 def _pace(runs: Sequence[Run]) -> str:
     """Mean seconds of a step, with evaluations; all steps count the same, however many a run has."""
-    made = [((run.about.get("made") or {}).get("seconds"), run.step) for run in runs]
+    made = [(run.part("made").get("seconds"), run.step) for run in runs]
     known = [(float(seconds), steps) for seconds, steps in made if seconds and steps]
     return f"{np.divide(*np.sum(known, axis=0)):.2f}" if known else NONE
