@@ -120,41 +120,42 @@ def _calls(history: History, limits: Limits) -> Findings:
     ends = [history.ends(key) for key in ("calls", "episodes")]
     if all(ends) and all(ends[1]):  # type: ignore[arg-type]
         before, now = (calls / episodes for calls, episodes in zip(*ends))  # type: ignore[arg-type]
-        if before and (_at_most(now, limits["low"] * before) or _at_least(now, limits["high"] * before)):
+        if _fell_or_rose(before, now, limits):
             yield "", {"before": before, "now": now}
 
 
-def _fell_or_rose(key: str) -> Callable[[History, Limits], Findings]:
-    """Roles whose number fell to a share of its first value or less (and below a floor), or rose to a multiple."""
+def _fell_or_rose(before: float, now: float, limits: Limits) -> bool:
+    """Whether a number fell to a share of its first value or less (and below a floor), or rose to a multiple."""
+    if before == 0:  # shares and multiples of 0 mean nothing
+        return False
+    low = _at_most(now, limits["low"] * before) and now <= limits.get("floor", math.inf)
+    return low or _at_least(now, limits["high"] * before)
+
+
+def _rose(before: float, now: float, limits: Limits) -> bool:
+    """Whether a share rose."""
+    return _at_least(now - before, limits["rise"])
+
+
+def _of_roles(
+    key: str, condition: Callable[[float, float, Limits], bool]
+) -> Callable[[History, Limits], Findings]:
+    """The roles whose first value and mean of the last values meet a condition."""
 
     def find(history: History, limits: Limits) -> Findings:
-        for role, before, now in _by_role(history, key):
-            if before == 0:  # shares and multiples of 0 mean nothing
-                continue
-            low = _at_most(now, limits["low"] * before) and now <= limits.get("floor", math.inf)
-            if low or _at_least(now, limits["high"] * before):
-                yield role, {"before": before, "now": now}
-
-    return find
-
-
-def _rose(key: str) -> Callable[[History, Limits], Findings]:
-    """Roles whose share rose."""
-
-    def find(history: History, limits: Limits) -> Findings:
-        for role, before, now in _by_role(history, key):
-            if _at_least(now - before, limits["rise"]):
-                yield role, {"before": before, "now": now}
+        for role in history.names(key.format("([^/]+)")):
+            if (ends := history.ends(key.format(role))) and condition(*ends, limits):
+                yield role, dict(zip(("before", "now"), ends))
 
     return find
 
 
 def _copying(history: History, limits: Limits) -> Findings:
-    for role, before, now in _by_role(history, "copied/{}"):
+    for role, evidence in _of_roles("copied/{}", _rose)(history, limits):
         length = history.last(f"role/{role}/length")
         long = length and mean(length) >= limits["tokens"]
-        if long and _at_least(now, limits["share"]) and _at_least(now - before, limits["rise"]):
-            yield role, {"before": before, "now": now}
+        if long and _at_least(evidence["now"], limits["share"]):
+            yield role, evidence
 
 
 def _capture(history: History, limits: Limits) -> Findings:
@@ -222,13 +223,6 @@ def _sampler_apart(history: History, limits: Limits) -> Findings:
             yield role, {"chi2": mean(last)}
 
 
-def _by_role(history: History, key: str) -> Iterator[tuple[str, float, float]]:
-    """(role, its first value, the mean of its last values), for the roles that have both."""
-    for role in history.names(key.format("([^/]+)")):
-        if ends := history.ends(key.format(role)):
-            yield role, *ends
-
-
 # ---------------------------------------------------------------- the table of all alarms
 
 MONITORS = (
@@ -261,7 +255,7 @@ MONITORS = (
         "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
         "Near zero, all samples of a problem are the same and teach nothing; if it rises, the role writes at random.",
         "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",
-        _fell_or_rose("role/{}/entropy"),
+        _of_roles("role/{}/entropy", _fell_or_rose),
     ),
     Monitor(
         "readability",
@@ -270,7 +264,7 @@ MONITORS = (
         "unreadable completions of {who} went from {before:.0%} to {now:.0%}",
         "The role has lost the form of its answers; unreadable ones count as wrong, or as a default choice.",
         "its texts in episodes/; the learning rate; rewards.format_penalty",
-        _rose("role/{}/unreadable_share"),
+        _of_roles("role/{}/unreadable_share", _rose),
     ),
     Monitor(
         "length",
@@ -280,7 +274,7 @@ MONITORS = (
         "completions of {who} went from {before:.1f} to {now:.1f} tokens",
         "The role no longer writes in the form that it began with: it pads, rambles, or leaves its work out.",
         "its texts in episodes/; whether its reward depends on length; the loss's aggregation",
-        _fell_or_rose("role/{}/length"),
+        _of_roles("role/{}/length", _fell_or_rose),
     ),
     Monitor(
         "truncation",
@@ -289,7 +283,7 @@ MONITORS = (
         "completions of {who} that are cut off went from {before:.0%} to {now:.0%}",
         "The role no longer comes to an end within sampling.max_new_tokens, so its answers are lost.",
         "its length; advantages.overlong or rewards.length_penalty; a larger max_new_tokens",
-        _rose("role/{}/truncated_share"),
+        _of_roles("role/{}/truncated_share", _rose),
     ),
     Monitor(
         "copying",

@@ -14,7 +14,7 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,20 +212,16 @@ def _faults(run: Run) -> Iterator[str]:
         for record in records:
             yield from _misfits(f"{name}: ", record, shape)
     for record in run.evaluations:
-        scores = {name: record.get(name) or 0 for name in ("step", *_SCORES)}
-        yield from (
-            f"an evaluation: {name} is {_json(value)}" for name, value in scores.items() if not _usual(value)
-        )
         yield from _entries("an evaluation: roles", record.get("roles") or {}, dict)
     for line in run.metrics:
         for key, value in line.items():
             wrong_type = not isinstance(value, (*_NUMBER, _NULL)) and key not in _LINE
-            if wrong_type or (type(value) is int and not _usual(value)):
+            if wrong_type or (type(value) is int and not _bounded(value)):
                 yield f"{key} of step {_json(line['step'])} is {_json(value)}"
 
 
 def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
-    """A line for each field of a record that has another type than in `shape`."""
+    """A line for each field of a record that has another type than in `shape`, or an unbounded number."""
     if not isinstance(record, Mapping):
         yield f"{where}{_json(record)}"
         return
@@ -233,7 +229,7 @@ def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> 
         value: Any = record
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if type(value) not in types:
+        if type(value) not in types or not _bounded(value):
             yield f"{where}{path} is {_json(value)}"
 
 
@@ -242,8 +238,8 @@ def _entries(where: str, part: Mapping[str, Any], kind: type) -> Iterator[str]:
     yield from (f"{where}.{key} is {_json(value)}" for key, value in part.items() if type(value) is not kind)
 
 
-def _usual(value: float) -> bool:
-    return -LARGEST < value < LARGEST  # False for a NaN
+def _bounded(value: Any) -> bool:
+    return not isinstance(value, _NUMBER) or -LARGEST < value < LARGEST  # False for a NaN
 
 
 def _json(value: Any) -> str:
@@ -275,6 +271,13 @@ def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
                 below.clear()
             tops += sorted(path for name in below if os.path.islink(path := os.path.join(directory, name)))
     return sorted(found)
+
+
+def at_common_steps(series: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that several series have in common, and their values there, Float[series, steps]."""
+    found = list(series)
+    steps = functools.reduce(np.intersect1d, [one.steps for one in found])
+    return steps, np.array([one.values[np.isin(one.steps, steps)] for one in found])
 
 
 # ---------------------------------------------------------------- gradients

@@ -151,10 +151,8 @@ def _seconds(run: Run) -> float:
 
 
 def _thinned(lines: tuple[Record, ...]) -> list[Record]:
-    if len(lines) <= STEPS:
-        return list(lines)
     indices = {round(k * (len(lines) - 1) / (STEPS - 1)) for k in range(STEPS)}
-    return [lines[i] for i in sorted(indices)]
+    return [line for i, line in enumerate(lines) if i in indices]
 
 
 def _short(value: Any) -> Any:

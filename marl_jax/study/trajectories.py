@@ -82,13 +82,12 @@ def _stem(file: Path) -> str:
 def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, name: str) -> dict[str, Any]:
     """One episode, or one path of it, in the format; `notes` are further values of each call."""
     steps: list[dict[str, Any]] = [{"source": "user", "message": str(episode.task.question)}]
-    results = {i: _results(episode, i) for i in range(-1, len(episode.calls))}
-    if results[-1]:
-        steps.append({"source": "system", "message": "", "observation": {"results": results[-1]}})
-    for i, (call, note) in enumerate(zip(episode.calls, notes)):
-        steps.append(_step(call, note))
-        if results[i]:
-            steps[-1]["observation"] = {"results": results[i]}
+    observed = {after: {"observation": {"results": some}} for after, some in _results(episode).items()}
+    if -1 in observed:
+        steps.append({"source": "system", "message": "", **observed[-1]})
+    steps += [
+        _step(call, note) | observed.get(i, {}) for i, (call, note) in enumerate(zip(episode.calls, notes))
+    ]
     outcome = {"outcome": episode.outcome, "answer": episode.answer, "error": episode.error}
     task = {"task": str(episode.task.id), "sample": episode.sample, "path": list(episode.path)}
     return {
@@ -125,13 +124,12 @@ def _step(call: CallRecord, note: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _results(episode: Episode, i: int) -> list[dict[str, Any]]:
-    """Results of the tools that ran after call `i`; those of a call that is missing are given to the last call."""
-    last = len(episode.calls) - 1
-    tools = [tool for tool in episode.tools if min(tool.after_call, last) == i]
-    contents = [tool.error if tool.error else tool.result for tool in tools]
-    text = lambda value: value if isinstance(value, str) else json.dumps(value)
-    return [
-        {"content": text(content), "extra": {"tool": tool.name, "failed": bool(tool.error)}}
-        for tool, content in zip(tools, contents)
-    ]
+def _results(episode: Episode) -> dict[int, list[dict[str, Any]]]:
+    """Results of tools, by the call that they ran after; those of a call that is missing are given to the last call."""
+    results: dict[int, list[dict[str, Any]]] = {}
+    for tool in episode.tools:
+        content = tool.error or tool.result
+        text = content if isinstance(content, str) else json.dumps(content)
+        found = {"content": text, "extra": {"tool": tool.name, "failed": bool(tool.error)}}
+        results.setdefault(min(tool.after_call, len(episode.calls) - 1), []).append(found)
+    return results

@@ -3,7 +3,6 @@
 runs ──► amplification (question 3), capture (4), prediction (7) ──► Finding
 """
 
-import functools
 import itertools
 import json
 import math
@@ -15,7 +14,7 @@ import numpy as np
 from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
-from marl_jax.study.record import Run, Series, parts_of
+from marl_jax.study.record import Run, Series, at_common_steps, once, parts_of
 from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, p_text
 
@@ -87,8 +86,7 @@ def _independent(parts: Sequence[Series]) -> float:
     """The amplification of orthogonal parts of these lengths, mean over the steps."""
     if not parts:
         return math.nan
-    steps = functools.reduce(np.intersect1d, [part.known.steps for part in parts])
-    lengths = np.array([part.values[np.isin(part.steps, steps)] for part in parts])
+    _, lengths = at_common_steps(part.known for part in parts)
     lengths = lengths[:, lengths.any(axis=0)]  # a step without a gradient has no ratio
     return float(np.mean(np.sqrt((lengths**2).sum(0)) / lengths.mean(0))) if lengths.size else math.nan
 
@@ -257,6 +255,7 @@ def prediction(cells: Sequence[Cell]) -> Finding:
 Alarm = Callable[[Run], float | None]  # the step of a run at which a monitor fires first
 
 
+@once
 def _fall(run: Run) -> float:
     """The step by which a run has fallen off its cliff."""
     end: Any = course(run)

@@ -6,7 +6,6 @@ A panel is plain data, with the sentence that says how to read it.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -205,8 +204,7 @@ def spread(*numbers: Iterable[float]) -> str:
 
 def _of_cell(name: str, series: Sequence[Series], colour: int) -> Line:
     """The mean of a cell's runs at the steps that all of them have; the least and the greatest are the band."""
-    steps = functools.reduce(np.intersect1d, [one.steps for one in series])
-    values = np.array([one.values[np.isin(one.steps, steps)] for one in series])
+    steps, values = record.at_common_steps(series)
     return Line(name, Series(steps, values.mean(axis=0)), colour, (values.min(axis=0), values.max(axis=0)))
 
 

@@ -144,33 +144,28 @@ def _made(cells: Sequence[Cell]) -> Table:
 
 def _lacking(cells: Sequence[Cell]) -> Table:
     """The runs of each part that are missing, and the hours that they need, by the steps that were timed."""
-    seeds_run: dict[str, int] = {}
+    seeds_run = {cell.folder or cell.label: len(cell.runs) for cell in cells if cell.finished}
     usual_runs: dict[str, list[Run]] = {}  # {kind of cell: runs on the machine of most runs}
     machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
-        if cell.finished:
-            seeds_run[cell.folder or cell.label] = len(cell.runs)
         usual_runs.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
         seeds = {name: findings.SEEDS - seeds_run.get(name, 0) for name in names}
         lacking = {name: count for name, count in seeds.items() if count > 0}
-        hours, untimed = 0.0, 0
-        for name, count in lacking.items():
-            if (pace := _pace(usual_runs.get(_kind(name), ()))) == NONE:
-                untimed += count
-            else:
-                hours += count * _steps(name) * float(pace) / 3600
+        paces = {name: _pace(usual_runs.get(_kind(name), ())) for name in lacking}
+        timed = {name: float(pace) for name, pace in paces.items() if pace != NONE}
+        hours = sum(lacking[name] * _steps(name) * pace / 3600 for name, pace in timed.items())
         cells_left = [
             name.replace("+", " + ") + (f" ({count} of {findings.SEEDS})" if count < findings.SEEDS else "")
             for name, count in lacking.items()
         ]
         if lacking:
-            total = sum(lacking.values())
-            timed = "unknown" if untimed == total else f"{hours:.1f}"
-            more = f"{untimed} runs" if 0 < untimed < total else NONE
-            rows.append((part, ", ".join(cells_left), str(total), timed, more))
+            total = str(sum(lacking.values()))
+            untimed = sum(count for name, count in lacking.items() if name not in timed)
+            more = f"{untimed} runs" if timed and untimed else NONE
+            rows.append((part, ", ".join(cells_left), total, f"{hours:.1f}" if timed else "unknown", more))
     how = (
         f"Runs that are still needed for claims over {findings.SEEDS} seeds. Hours are their steps times the mean "
         f"seconds of a step in runs of the same workflow, scale and task on {usual}, whatever follows the plus signs, "

@@ -36,7 +36,6 @@ from marl_jax.study.seeds import uncounted
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
 PAGE = Path(__file__).with_name("page")
-UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
 
 
 def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:

@@ -34,11 +34,14 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import record, run_sentences, run_tables
 from marl_jax.study.record import read_run
 from marl_jax.study.report import curves
-from marl_jax.study.report.html_page import UPLOT, write_overview, write_report
+from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
+UPLOT = (
+    "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of uplot.js, version 1.6.32
+)
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
 
