@@ -80,12 +80,7 @@ class Job:
 
 
 def make_jobs(
-    spec: str,
-    texts: Texts,
-    root: Path,
-    cells: str = "",
-    seeds: int = 1,
-    accept_changes: bool = False,
+    spec: str, texts: Texts, root: Path, cells: str = "", seeds: int = 1, accept_changes: bool = False
 ) -> list[Job]:
     """The runs of FILE:CELL, or of the cells of FILE that match a pattern; the first seed of every cell first.
 

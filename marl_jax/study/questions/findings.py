@@ -116,15 +116,8 @@ QUESTIONS = {
 VERDICTS = ("higher", "lower", "not shown", "too few seeds")
 BASE, SINGLE, MATCHED = "Over the base", "Over a single agent", "Over a single agent with as many"
 AT_END, AT_PEAK, FROM_PEAK = "At the end", "At the peak", "From the peak to the end"
-ORDER = (
-    "",
-    BASE,
-    SINGLE,
-    *(f"{MATCHED} {of}" for of in ("calls", "tokens", "calls and tokens")),
-    AT_END,
-    AT_PEAK,
-    FROM_PEAK,
-)
+CONTROLS = SINGLE, *(f"{MATCHED} {of}" for of in ("calls", "tokens", "calls and tokens"))
+ORDER = ("", BASE, *CONTROLS, AT_END, AT_PEAK, FROM_PEAK)
 NAMED = 3  # differences of one verdict that are named; if there are more, only their number is given
 OTHER = 0  # the question of differences in one thing that no question asks for
 

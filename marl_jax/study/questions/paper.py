@@ -10,17 +10,8 @@ from scipy import stats
 from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
 from marl_jax.study.contrasts import by_seed
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN
-from marl_jax.study.questions.findings import (
-    AT_PEAK,
-    BASE,
-    SEEDS,
-    Answered,
-    Test,
-    sharing_alone,
-    tally,
-)
+from marl_jax.study.questions.findings import AT_PEAK, BASE, SEEDS, Answered, Test, sharing_alone, tally
 from marl_jax.study.questions.mechanisms import ABOVE, growth
-from marl_jax.study.record import Run
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
 from marl_jax.workflows import BUILT_IN
@@ -78,7 +69,7 @@ def _signs(judged: Sequence[Test]) -> Verdict:
 def _cliffs(answered: Answered) -> Verdict:
     """A sign test over the pairs of runs of one seed in which one run fell and the other did not."""
     sides = [found for pair in answered.pairs if (found := sharing_alone(pair))]
-    pairs = [(_fell(a), _fell(b)) for both in sides for a, b in by_seed(*both)]
+    pairs = [(fell(a), fell(b)) for both in sides for a, b in by_seed(*both)]
     known = [pair for pair in pairs if None not in pair]
     if not known:
         return NOT_RUN, ""
@@ -91,13 +82,13 @@ def _cliffs(answered: Answered) -> Verdict:
 
 def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
     runs, others = (
-        [run for cell in cells for run in cell.runs if _fell(run) is not None] for cells in (shared, isolated)
+        [run for cell in cells for run in cell.runs if fell(run) is not None] for cells in (shared, isolated)
     )
     if not runs:
         return NOT_RUN, ""
     lost = lambda some: f"{sum(bool(form_lost(run)) for run in some)} of {len(some)}"
     by = (
-        f"{sum(bool(_fell(run)) for run in runs)} of {len(runs)} shared runs fell; a role's texts lost their "
+        f"{sum(bool(fell(run)) for run in runs)} of {len(runs)} shared runs fell; a role's texts lost their "
         f"form in {lost(runs)} shared and {lost(others)} isolated runs"
     )
     return (AGREES if any(map(_is_cliff, shared)) else UNSURE), by
@@ -148,10 +139,6 @@ def _agents(cell: Cell) -> int:
     chosen = cell.config["workflow"]
     played = BUILT_IN.get(chosen["name"])
     return max(played.slots_of(role, chosen.get("settings")) for role in played.roles) if played else 0
-
-
-def _fell(run: Run) -> bool | None:
-    return fell(run) if run.finished else None
 
 
 def _is_cliff(cell: Cell) -> bool | None:
