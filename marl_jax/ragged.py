@@ -104,9 +104,9 @@ def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
     return result
 
 
-def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
-    """The rows of the column `path` as tuples without padding."""
-    return [tuple(branch for branch in row if branch >= 0) for row in path.tolist()]
+def unpadded(rows: np.ndarray) -> list[tuple[int, ...]]:
+    """The rows of an array [N, R] as tuples without their padding."""
+    return [tuple(entry for entry in row if entry >= 0) for row in rows.tolist()]
 
 
 def ints(values: Iterable[int]) -> np.ndarray:
@@ -140,13 +140,14 @@ def take(column: Any, rows: np.ndarray) -> Any:
 
 
 def concat(columns: Sequence[Any]) -> Any:
-    """The joined column; None if one of the tables lacks it."""
-    present = [column for column in columns if column is not None]
-    if not present or len(present) < len(columns):
+    """The joined column, rows of integers padded to the widest; None if one of the tables lacks it."""
+    if any(column is None for column in columns):
         return None
-    if isinstance(present[0], Ragged):
-        return Ragged.concat(present)
-    if present[0].ndim == 2:
-        width = max(column.shape[1] for column in present)
-        present = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in present]
-    return np.concatenate(present)
+    arrays = [column.values if isinstance(column, Ragged) else column for column in columns]
+    if arrays[0].ndim == 2:
+        missing = max(array.shape[1] for array in arrays) - np.array([array.shape[1] for array in arrays])
+        pad = lambda array, more: np.pad(array, ((0, 0), (0, more)), constant_values=-1) if more else array
+        arrays = list(map(pad, arrays, missing))
+    if not isinstance(columns[0], Ragged):
+        return np.concatenate(arrays)
+    return Ragged.concat([dataclasses.replace(column, values=x) for column, x in zip(columns, arrays)])

@@ -13,14 +13,14 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from marl_jax.episodes import CallRecord, Episode, ends_of, indices_on_path, path_of
 from marl_jax.errors import RunError
-from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, path_tuples, take
+from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, take, unpadded
 from marl_jax.task import Task
 
 KINDS = ("solver", "judge", "picker", "planner", "team")  # kinds of roles, see `workflows.Kind`
@@ -103,19 +103,10 @@ class Table:
         has_outcomes = all(episode.outcome is not None for episode in episodes)
         graded = has_outcomes and all(len(episode.answers) == len(episode.calls) for episode in episodes)
         table = cls.make(
-            role=[call.role for call in calls],
-            policy=[call.policy for call in calls],
+            **{name: [getattr(call, name) for call in calls] for name in OF_RECORDS},
             prompt=[call.prompt_tokens for call in calls],
-            tokens=[call.tokens for call in calls],
-            logprobs=[call.logprobs for call in calls],
-            kept=[call.kept for call in calls],
             task=[(call.about or episode.task).id for call, episode in zip(calls, owners)],
-            slot=[call.slot for call in calls],
-            turn=[call.turn for call in calls],
-            version=[call.version for call in calls],
-            temperature=[call.temperature for call in calls],
             truncated=[call.finish_reason == "length" for call in calls],
-            cut=[call.cut for call in calls],
             readable=[call.answer is not None for call in calls],
         )
         return table.replace(
@@ -239,11 +230,8 @@ class Table:
             return first
         if not all(len(table.bare_episodes) or not len(table) for table in tables):
             raise ValueError("a table without episodes cannot be joined to another: its tasks have no names")
-        joined = {
-            name: concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
-        }
-        joined |= _columns_of_some(tables)
-        joined["kept"] = _concat_kept(tables)
+        tables = _with_equal_columns(tables)
+        joined = {name: concat([getattr(table, name) for table in tables]) for name in COLUMNS}
         for name, names in (("role", "roles"), ("policy", "policies")):
             known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
             codes = [ints(map(known.index, getattr(table, names)))[getattr(table, name)] for table in tables]
@@ -262,12 +250,8 @@ class Table:
         for name in dict.fromkeys(name for table in tables for name in table.components):
             parts = [table.components.get(name, np.full(len(table), np.nan)) for table in tables]
             components[name] = np.concatenate(parts)
-        texts = {
-            name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS[:2]
-        }
-        texts["about"] = _about_column(task for t in tables for task in t.about or (None,) * len(t))
-        if any(table.labels for table in tables):
-            texts["labels"] = tuple(labels for t in tables for labels in t.labels or (None,) * len(t))
+        texts = {name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS}
+        texts["about"] = _about_column(texts["about"])
         result = first.replace(**joined, **texts, components=components, bare_episodes=bare_episodes)
         result.need_own_ids()
         return result
@@ -311,13 +295,13 @@ class Table:
     @property
     def parent(self) -> np.ndarray:
         """Int[N]: a number of the last fork before the call, equal in all its branches; -1 without a fork."""
-        owners = zip(self.episode.tolist(), path_tuples(self.path))
+        owners = zip(self.episode.tolist(), unpadded(self.path))
         return dense([None, *((number, path[:-1]) if path else None for number, path in owners)])[1:] - 1
 
     @property
     def branch(self) -> np.ndarray:
         """Int[N]: the branch that the call is in at its `parent` fork; -1 without a fork."""
-        return ints(path[-1] if path else -1 for path in path_tuples(self.path))
+        return ints(path[-1] if path else -1 for path in unpadded(self.path))
 
     def paths(self) -> tuple["Table", np.ndarray]:
         """(a table in which each path is an episode of its own, for each of its rows the row in self)."""
@@ -329,12 +313,9 @@ class Table:
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
         for bare, indices in zip(self.bare_episodes, self._rows_by_episode()):
-            for leaf in bare.leaves:
+            for leaf in bare.leaves or (bare,):
                 flat_episodes.append(path_of(bare, leaf))
                 rows.append(indices[_on_path(self.path[indices], leaf.path)])
-            if not bare.leaves:
-                flat_episodes.append(bare)
-                rows.append(indices)
         row_in_self = np.concatenate([*rows, np.zeros(0, np.int64)])
         owners = _owners(map(len, rows))
         ends = [flat_episodes[owner] for owner in owners.tolist()]
@@ -349,6 +330,10 @@ class Table:
     def role_of(self, row: int) -> str:
         """Name of a row's role."""
         return self.roles[self.role[row]]
+
+    def counted(self, row: int) -> np.ndarray:
+        """Bool[T]: the tokens of a row that count in the loss."""
+        return np.ones(self.length[row], bool) if self.spoken is None else self.spoken[row]
 
     def task_of(self, row: int) -> Task:
         """The task of the call: its `Call.about` if it has one, else its episode's task."""
@@ -386,35 +371,35 @@ class Table:
         ]
 
     def _record(self, row: int) -> CallRecord:
-        kept = None
-        if self.kept is not None and self.kept.lengths[row]:
-            kept = tuple(tuple(i for i in ids if i >= 0) for ids in self.kept[row].tolist())
+        kept = self.kept is not None and self.kept.lengths[row] > 0
         after = int(self.after[row])
         return CallRecord(
             role=self.role_of(row),
             policy=self.policies[self.policy[row]],
-            slot=int(self.slot[row]),
-            turn=int(self.turn[row]),
             prompt_tokens=tuple(self.prompt[row].tolist()),
             tokens=tuple(self.tokens[row].tolist()),
             logprobs=tuple(self.logprobs[row].tolist()),
             text=self.text[row],
             finish_reason="length" if self.truncated[row] else "stop",
             answer=self.answer[row],
-            reads=tuple(index for index in self.reads[row].tolist() if index >= 0),
+            reads=unpadded(self.reads[[row]])[0],
             after=None if after < 0 else after,
-            version=int(self.version[row]),
-            cut=int(self.cut[row]),
             temperature=float(self.temperature[row]),
-            kept=kept,
+            kept=tuple(unpadded(self.kept[row])) if kept else None,
             kind=KINDS[self.kind[row]],
             about=self.about[row] if self.about else None,
-            path=tuple(branch for branch in self.path[row].tolist() if branch >= 0),
+            path=unpadded(self.path[[row]])[0],
             labels=self.labels[row] if self.labels else None,
+            **{name: int(getattr(self, name)[row]) for name in ("slot", "turn", "version", "cut")},
         )
 
 
 TEXTS = ("text", "answer", "about", "labels")
+# Columns whose values a `CallRecord` has under the same name.
+OF_RECORDS = (
+    *("role", "policy", "tokens", "logprobs", "kept"),
+    *("slot", "turn", "version", "cut", "temperature"),
+)
 META = ("roles", "policies", *TEXTS, "bare_episodes")
 COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
 DTYPES = {
@@ -460,36 +445,25 @@ def _choice(kind: str, answer: str | None) -> int:
     return min(int((answer or "0")[:10]), 1 << 30) if readable else -1
 
 
-def _columns_of_some(tables: Sequence[Table]) -> dict[str, Any]:
-    """The joined columns that only some tables have; in the others, None becomes the value that it stands for."""
-    in_some = lambda name: {getattr(table, name) is None for table in tables} == {True, False}
-    if in_some("clip_low") or in_some("clip_high"):
+def _with_equal_columns(tables: Sequence[Table]) -> list[Table]:
+    """The tables with the columns that some of them have; a missing column becomes the value that it stands for."""
+    if len({(table.clip_low is None, table.clip_high is None) for table in tables}) > 1:
         raise ValueError(
             "some tables have clip ranges of their own and some do not: set them in all, or in none"
         )
-    columns: dict[str, Any] = {}
-    for name, value in {"weight": 1.0, "penalty": 0.0}.items():
-        if in_some(name):
-            parts = ((getattr(table, name), len(table)) for table in tables)
-            columns[name] = np.concatenate([np.full(n, value) if x is None else x for x, n in parts])
-    if in_some("spoken"):
-        all_tokens = lambda table: Ragged.of([np.ones(n, bool) for n in table.length], bool)
-        masks = [all_tokens(table) if table.spoken is None else table.spoken for table in tables]
-        columns["spoken"] = Ragged.concat(masks)
-    return columns
-
-
-def _concat_kept(tables: Sequence[Table]) -> Ragged | None:
-    """The joined sets of ids, padded to the widest; the rows of a table in which all ids are kept have length 0."""
-    widths = [0 if table.kept is None else table.kept.values.shape[1] for table in tables]
-    if not any(widths):
-        return None
-    parts = []
-    for table, width in zip(tables, widths):
-        zeros = np.zeros(len(table), np.int64)
-        kept = table.kept or Ragged(np.zeros((0, width), np.int32), zeros, zeros)
-        if width < max(widths):
-            widened = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
-            kept = dataclasses.replace(kept, values=widened)
-        parts.append(kept)
-    return Ragged.concat(parts)
+    no_sets = lambda rows: Ragged(np.zeros((0, 1), np.int32), *np.zeros((2, rows), np.int64))
+    stands_for: dict[str, Callable[[Table], Any]] = {
+        "weight": lambda table: np.ones(len(table)),
+        "penalty": lambda table: np.zeros(len(table)),
+        "spoken": lambda table: Ragged.of([*map(table.counted, range(len(table)))], bool),
+        "kept": lambda table: no_sets(len(table)),
+        "about": lambda table: (None,) * len(table),
+        "labels": lambda table: (None,) * len(table),
+    }
+    missing = lambda column: column is None or (isinstance(column, tuple) and not column)
+    lacking = {name: [missing(getattr(table, name)) for table in tables] for name in stands_for}
+    partial = [name for name, lacks in lacking.items() if any(lacks) and not all(lacks)]
+    return [
+        table.replace(**{name: stands_for[name](table) for name in partial if lacking[name][k]})
+        for k, table in enumerate(tables)
+    ]

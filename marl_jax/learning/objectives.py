@@ -296,7 +296,7 @@ def token_share(loss: LossConfig, lengths: np.ndarray) -> np.ndarray:  # int[n] 
 
 def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:
     """Float64[n]: s_i, summed over the tokens that count."""
-    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in range(len(rows))]
+    counted = map(rows.counted, range(len(rows)))
     return np.array(
         [
             math.fsum((np.asarray(policy, np.float64) - reference)[mask].tolist())

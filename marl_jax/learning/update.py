@@ -386,9 +386,7 @@ class Learner:
             ratios = objectives.log_ratios(logp, [work.mismatched_ref[i] for i in changed], other)
             divergence = max(0.0, float(ratios.sum()) / max(1, len(changed)))
         value = work.aim.value(members, scores, divergence)
-        lengths = (
-            rows.length if rows.spoken is None else np.array([rows.spoken[i].sum() for i in range(len(rows))])
-        )
+        lengths = np.array([rows.counted(i).sum() for i in range(len(rows))])
         share = objectives.token_share(self.config.loss, lengths)
         write(batches, "advantages", (-value.slope / share).tolist())
         return value

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from marl_jax.episodes import Episode, Leaf, ToolRecord
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
 from marl_jax.rollouts.transcript import Decode, Decoders, decoder_of, prompts_of
-from marl_jax.table import DTYPES, KINDS, Ragged, Table, padded, path_tuples
+from marl_jax.table import DTYPES, KINDS, Ragged, Table, padded, unpadded
 
 FORMAT = 2
 METADATA_KEY = b"marl_jax"
@@ -105,8 +105,8 @@ def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray
         "text": _texts(table.text),
         "answer": _texts(table.answer),
         **({"about": _texts(None if t is None else t.id for t in table.about)} if table.about else {}),
-        "reads": pa.array([[call for call in row if call >= 0] for row in table.reads.tolist()], INT_LISTS),
-        "path": pa.array(path_tuples(table.path), INT_LISTS),
+        "reads": pa.array(unpadded(table.reads), INT_LISTS),
+        "path": pa.array(unpadded(table.path), INT_LISTS),
         "parent": table.parent,
         "branch": table.branch,
         "labels": _texts(json.dumps(labels) if labels else None for labels in table.labels),
@@ -126,7 +126,7 @@ def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray
             [None if row is None else row.tolist() for row in trainer], pa.list_(pa.float32())
         )
     if table.kept is not None:
-        kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
+        kept = [unpadded(table.kept[row]) for row in range(len(table))]
         columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
     if table.spoken is not None:
         columns["spoken"] = _lists(table.spoken)

@@ -27,14 +27,6 @@ class Evidence:
         """Columns of `rows` rows, all None."""
         return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
-    def of_tokens(self, counted: Any, rows: Sequence[int]) -> "Evidence":
-        """The same columns, with only the tokens that count in these rows."""
-        columns = {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        for column in columns.values():
-            for i in rows:
-                column[i] = None if column[i] is None else np.asarray(column[i])[counted[i]]
-        return Evidence(**columns)
-
     def write(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
         """Write the values of these rows into a column."""
         column = getattr(self, name)
@@ -66,13 +58,13 @@ def role_statistics(
 
     `corrected`: the loss weights tokens by differences between sampler and trainer.
     """
-    if rows.spoken is not None:
-        evidence = evidence.of_tokens(rows.spoken, trained)
-    new, old, entropy = (
-        np.concatenate([column[i] for i in trained]).astype(np.float64)
-        for column in (evidence.logp, evidence.old_logp, evidence.entropy)
-    )
-    tokens = [len(evidence.logp[i]) for i in trained]
+    counted = [rows.counted(i) for i in trained]
+    of_rows = lambda column: [
+        None if column[i] is None else np.asarray(column[i])[mask] for i, mask in zip(trained, counted)
+    ]
+    joined = lambda column: np.concatenate(of_rows(column)).astype(np.float64)
+    new, old, entropy = map(joined, (evidence.logp, evidence.old_logp, evidence.entropy))
+    tokens = [int(mask.sum()) for mask in counted]
     by_token = lambda column: np.repeat(column[trained], tokens)
     row_means = lambda values: [row.mean() for row in np.split(values, np.cumsum(tokens)[:-1])]
     bounded = lambda gap: np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -95,8 +87,7 @@ def role_statistics(
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
         **{name: flag.mean() for name, flag in flags.items()},
     }
-    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in trained]
-    sampler = [rows.logprobs[i].astype(np.float64)[mask] for i, mask in zip(trained, counted)]
+    sampler = [values.astype(np.float64) for values in of_rows(rows.logprobs)]
     distance = old - np.concatenate(sampler)
     if corrected and loss.mask_ratio is not None:
         low, high = np.log(loss.mask_ratio)
@@ -108,7 +99,7 @@ def role_statistics(
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
         }
-    pairs = [(evidence.trainer_logp[i], values) for i, values in zip(trained, sampler)]
+    pairs = zip(of_rows(evidence.trainer_logp), sampler)
     gaps = [trainer - values for trainer, values in pairs if trainer is not None]
     if gaps:
         signed = np.concatenate(gaps)  # trainer - sampler
@@ -121,9 +112,8 @@ def role_statistics(
             **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),
         }
-    anchors = [evidence.ref_logp[i] for i in trained if evidence.ref_logp[i] is not None]
-    if len(anchors) == len(trained):
-        stats["kl"] = np.mean(kl_estimate(new, np.concatenate(anchors).astype(np.float64), xp=np))
+    if all(evidence.ref_logp[i] is not None for i in trained):
+        stats["kl"] = np.mean(kl_estimate(new, joined(evidence.ref_logp), xp=np))
     return {name: float(value) for name, value in stats.items()}
 
 

@@ -29,7 +29,8 @@ from marl_jax.learning.estimators.groups import (
     is_attribute,
 )
 from marl_jax.own import OwnError, call_user_function, in_words, own_function
-from marl_jax.table import Table, path_tuples
+from marl_jax.ragged import unpadded
+from marl_jax.table import Table
 
 ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # factor of a row's advantage, and its clip range
 
@@ -136,7 +137,7 @@ def _own_columns(table: Table, name: str) -> Table:
 def _field(table: Table, field: str) -> list[Any]:
     """The values of one field of a group key, call by call."""
     if field == "path":
-        return list(zip(table.episode.tolist(), path_tuples(table.path)))
+        return list(zip(table.episode.tolist(), unpadded(table.path)))
     if not is_attribute(field):
         return getattr(table, field).tolist()
     owner, _, name = field.partition(".")
