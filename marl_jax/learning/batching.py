@@ -88,13 +88,13 @@ class Placement:
     stop: int  # one past the last
 
 
-class InputSpan(NamedTuple):
-    """Where a row's tokens are in the inputs of a micro-batch."""
+class Placed(NamedTuple):
+    """Rows behind one shared prompt, or rows with their own prompts, and where they are in a micro-batch."""
 
-    row: int  # index into the table
     sequence: int  # index into the micro-batch
-    start: int  # index in the sequence of the row's first token, without a shared prompt
-    last: int | None  # index of the last token of a shared prompt; None: the row's tokens include its prompt
+    start: int  # index in the sequence of the first token
+    stem: int  # tokens of the shared prompt; 0: none
+    rows: Sequence[tuple[int, int]]  # (row, offset from `start` of its tokens after the shared prompt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,23 +127,17 @@ class Batch:
         return structure, *(x.shape for x in leaves)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sequence:
+class _Sequence(NamedTuple):
     """The rows of one sequence of a micro-batch, by branch."""
 
-    prefix: int  # length of the shared prompt, padded; 0: none
-    length: int  # of a branch
-    size: int  # room for this number of branches
+    # Length of the shared prompt, padded, 0 if there is none; length of a branch; number of branches there is room for.
+    shape: tuple[int, int, int]
     branches: tuple[tuple[int, ...], ...]  # rows of each branch
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.prefix, self.length, self.size
-
-    @property
     def tokens(self) -> int:
-        prefix, length, branches = self.shape
-        return prefix + length * branches
+        prefix, length, size = self.shape
+        return prefix + length * size
 
 
 def make_batches(
@@ -243,11 +237,13 @@ def _arrange(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_
         sequences, unshared = [], list(indices)
     buckets = {i: _bucket(lengths[i], config.buckets) for i in unshared}
     packable = [i for i in unshared if buckets[i] <= config.token_budget]
-    sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in unshared if buckets[i] > config.token_budget]
+    sequences += [
+        _Sequence((0, buckets[i], 1), ((i,),)) for i in unshared if buckets[i] > config.token_budget
+    ]
     if packable:
         capacity = max(buckets[i] for i in packable)
         for members in first_fit_decreasing([lengths[i] for i in packable], capacity):
-            sequences.append(_Sequence(0, capacity, 1, (tuple(packable[i] for i in members),)))
+            sequences.append(_Sequence((0, capacity, 1), (tuple(packable[i] for i in members),)))
     return sequences
 
 
@@ -272,7 +268,7 @@ def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -
         size = _branches(*shape, [len(bins[k]) for k in indices], config)
         for k in indices if size else ():
             starts = range(0, len(bins[k]), size)
-            trees[k] = [_Sequence(*shape, size, tuple(bins[k][i : i + size])) for i in starts]
+            trees[k] = [_Sequence((*shape, size), tuple(bins[k][i : i + size])) for i in starts]
     return trees
 
 
@@ -286,68 +282,64 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
 
 def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool) -> Batch:
     prefix, length, branches = sequences[0].shape
-    stems, inputs = list[tuple[int, int, int]](), list[InputSpan]()
+    groups: list[Placed] = []
     for g, sequence in enumerate(sequences):
-        last = None
-        if prefix:
-            stems.append((sequence.branches[0][0], g, 0))
-            last = int(rows.prompt.lengths[stems[-1][0]]) - 1
+        placed: list[tuple[int, int]] = []
         for b, members in enumerate(sequence.branches):
             start = prefix + b * length
             for i in members:
-                inputs.append(InputSpan(i, g, start, last))
+                placed.append((i, start))
                 start += int(rows.length[i]) - 1 + (0 if prefix else int(rows.prompt.lengths[i]))
-    sampled = max(sum(int(rows.length[i]) for branch in s.branches for i in branch) for s in sequences)
+        groups.append(Placed(g, 0, int(rows.prompt.lengths[placed[0][0]]) if prefix else 0, placed))
+    sampled = max(sum(int(rows.length[i]) for i, _ in group.rows) for group in groups)
     shape = size, sequences[0].tokens, sampled
-    return fill(rows, unit, shape, stems, inputs, prefix=prefix, branches=branches, unmasked=unmasked)
+    return fill(rows, unit, shape, groups, prefix=prefix, branches=branches, unmasked=unmasked)
 
 
 def fill(
     rows: Table,
     unit: Hashable,
     shape: tuple[int, int, int],  # sequences, tokens of each, and the largest number of sampled tokens of one
-    stems: Sequence[tuple[int, int, int]],  # (row, sequence, start) of the prompts that rows share
-    inputs: Sequence[InputSpan],  # sequence by sequence
+    groups: Sequence[Placed],  # sequence by sequence
     **layout: Any,  # other fields of `MicroBatch`
 ) -> Batch:
-    """The micro-batch with the shared prompts `stems` and the rows at these places of its inputs."""
+    """The micro-batch with these groups of rows in its sequences."""
     size, total, sampled = shape
     # Few widths, so that few programs are compiled. Many short rows behind one prompt have more targets than inputs.
     room = total - layout.get("prefix", 0)
     step = max(1, room // 16)
     sampled = min(max(16, power_of_two(sampled)), room) if sampled <= room else -(-sampled // step) * step
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
-    kept = _kept(rows, [span.row for span in inputs], (size, sampled))
+    kept = _kept(rows, [i for group in groups for i, _ in group.rows], (size, sampled))
     advantages = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
-    advantages = advantages if rows.weight is None else advantages * rows.weight
-    clip_names = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]
-    arrays |= {name: np.zeros((size, sampled), np.float32) for name in clip_names}
-    for row, g, start in stems:
-        _write(arrays, g, start, rows.prompt[row], 0, STEM)
+    columns = {"targets": rows.tokens, "sampler_logp": rows.logprobs, "temperature": rows.temperature}
+    columns["advantages"] = advantages if rows.weight is None else advantages * rows.weight
+    for name in ("clip_low", "clip_high"):
+        if (bounds := getattr(rows, name)) is not None:
+            columns[name], arrays[name] = bounds, np.zeros((size, sampled), np.float32)
     placements: list[Placement] = []
     ends, segments = [0] * size, [STEM] * size
-    for i, g, start, last in inputs:
-        prompt, tokens = rows.prompt[i], rows.tokens[i]
-        segments[g] += 1
-        first, ends[g] = ends[g], ends[g] + len(tokens)
-        fed = tokens[:-1] if last is not None else np.concatenate([prompt, tokens[:-1]])
-        _write(arrays, g, start, fed, len(prompt) if last is not None else 0, segments[g])
-        span = g, slice(first, ends[g])
-        arrays["source"][span] = start + len(fed) - len(tokens) + np.arange(len(tokens))
-        if last is not None:
-            arrays["source"][g, first] = last
-        arrays["targets"][span] = tokens
-        arrays["sequences"][span] = len(placements)
-        arrays["mask"][span] = True if rows.spoken is None else rows.spoken[i]
-        arrays["advantages"][span] = advantages[i]
-        for name in clip_names:
-            arrays[name][span] = getattr(rows, name)[i]
-        arrays["sampler_logp"][span] = rows.logprobs[i]
-        arrays["temperature"][span] = rows.temperature[i]
-        if kept is not None and len(sets := rows.kept[i]):  # empty: nothing was cut from the distribution
-            width = min(kept.shape[2], sets.shape[1])
-            kept[(*span, slice(width))] = sets[:, :width]
-        placements.append(Placement(i, g, first, ends[g]))
+    for g, begin, stem, placed in groups:
+        if stem:
+            _write(arrays, g, begin, rows.prompt[placed[0][0]], 0, STEM)
+        for i, offset in placed:
+            prompt, tokens, start = rows.prompt[i], rows.tokens[i], begin + offset
+            segments[g] += 1
+            first, ends[g] = ends[g], ends[g] + len(tokens)
+            fed = tokens[:-1] if stem else np.concatenate([prompt, tokens[:-1]])
+            _write(arrays, g, start, fed, stem, segments[g])
+            span = g, slice(first, ends[g])
+            arrays["source"][span] = start + len(fed) - len(tokens) + np.arange(len(tokens))
+            if stem:
+                arrays["source"][g, first] = begin + stem - 1
+            arrays["sequences"][span] = len(placements)
+            arrays["mask"][span] = rows.counted(i)
+            for name, column in columns.items():
+                arrays[name][span] = column[i]
+            if kept is not None and len(sets := rows.kept[i]):  # empty: nothing was cut from the distribution
+                width = min(kept.shape[2], sets.shape[1])
+                kept[(*span, slice(width))] = sets[:, :width]
+            placements.append(Placement(i, g, first, ends[g]))
     return Batch(unit, MicroBatch(**arrays, kept=kept, **layout), tuple(placements))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, InputSpan, check_rows, fill, power_of_two
+from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, Placed, check_rows, fill, power_of_two
 from marl_jax.table import Table
 
 ALIKE = 8  # rows whose tokens see at most this many blocks are packed together, longer rows by octaves
@@ -249,16 +249,14 @@ def _batches(
     sampled = max(sampled, step) if sampled <= total else -(-sampled // step) * step
     batches = []
     for k in reversed(range(count)):  # the fewest packs first: their stream gets the next micro-batches
-        stems, inputs = list[tuple[int, int, int]](), list[InputSpan]()
+        groups: list[Placed] = []
         table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, table_widths))
         for number, (pack, seen_by_block) in enumerate(zip(packs[k::count], tables[k::count])):
             g, at = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
             for entry, blocks_seen in zip(itertools.chain(*(piece[g] for piece in table)), seen_by_block):
                 entry[: len(blocks_seen)] = blocks_seen
             for group in pack:
-                last = at + group.stem - 1 if group.stem else None
-                stems += [(group.rows[0], g, at)] * (last is not None)
-                inputs += [InputSpan(i, g, at + start, last) for i, start in zip(group.rows, group.starts)]
+                groups.append(Placed(g, at, group.stem, [*zip(group.rows, group.starts)]))
                 at += group.blocks * BLOCK
-        batches.append(fill(rows, unit, (width, total, sampled), stems, inputs, table=table))
+        batches.append(fill(rows, unit, (width, total, sampled), groups, table=table))
     return batches
