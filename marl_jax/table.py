@@ -331,6 +331,12 @@ class Table:
         """Name of a row's role."""
         return self.roles[self.role[row]]
 
+    @property
+    def callers(self) -> list[tuple[str, int, str]]:
+        """[N] (role, slot, policy) of each call."""
+        codes = zip(self.role.tolist(), self.slot.tolist(), self.policy.tolist())
+        return [(self.roles[role], slot, self.policies[policy]) for role, slot, policy in codes]
+
     def counted(self, row: int) -> np.ndarray:
         """Bool[T]: the tokens of a row that count in the loss."""
         return np.ones(self.length[row], bool) if self.spoken is None else self.spoken[row]

@@ -32,10 +32,8 @@ def check_learnable(
     rows: Table, policies: Mapping[str, object], states: Mapping[str, object], roles: Mapping[str, str]
 ) -> None:
     """Refuse rows that contradict the map or lack a policy, a state or a column, and policies that share arrays."""
-    calls = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
-    named_calls = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in calls]
     follows_map = lambda role, slot, policy: roles.get(f"{role}/{slot}", roles.get(role)) == policy
-    if wrong := [call for call in named_calls if not follows_map(*call)]:
+    if wrong := [caller for caller in {*rows.callers} if not follows_map(*caller)]:
         raise ValueError(f"rows of (role, slot, policy) {sorted(wrong)} do not follow the map {roles}")
     if missing := sorted({*rows.present("policy")} - {*policies}):
         raise ValueError(f"rows are for the policies {missing}, which were not passed; leave these rows out")

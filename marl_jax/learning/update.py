@@ -8,7 +8,6 @@ Without `LearnerConfig.split_by_role`, micro-batches mix the rows of all roles, 
 device is jitted once per shape, with donated buffers; reports are read back once per policy.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +35,10 @@ from marl_jax.learning.by_role import gradients
 from marl_jax.learning.by_role.role_statistics import Evidence
 from marl_jax.learning.by_role.step_report import (
     Report,
-    gap_warnings,
     gradient_report,
-    loss_warnings,
     policy_report,
     role_reports,
-    skip_warnings,
+    warnings_of,
 )
 from marl_jax.learning.learner_checks import check_interventions, check_learnable
 from marl_jax.learning.learner_config import LearnerConfig
@@ -153,48 +150,35 @@ class Learner:
         if no_base := sorted(adapters - {*(bases or {})}):
             raise ValueError(f"policies {no_base} are adapters: pass their base weights as `bases`")
         trains, warnings = self.learns(rows, step), list[str]()
-        check_rows(rows.take(trains), self.config.batch)  # the other rows are only in the report
+        learned = rows.take(trains)  # the other rows are only in the report
+        check_rows(learned, self.config.batch)
         trees, shardings = (policies, states, bases, references), layout.shardings_of((policies, states))
         if self.mesh is not None and layout.spans(self.mesh):
             trees = layout.to_global(trees, self.mesh)
-        policies, states = dict(trees[0]), dict(trees[1])
-        bases, references = trees[2:]
+        policies, states, bases, references = dict(trees[0]), dict(trees[1]), trees[2] or {}, trees[3] or {}
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.empty(len(rows))
         described: dict[str, dict[str, Any]] = {}
-        anchors = {  # looked up first: a missing reference must raise before any policy is donated
-            policy: self._reference(policy, references)
-            for policy in policies
-            if (rows.having(policy=policy) & trains).any()
-        }
+        # Looked up first: a missing reference must raise before any policy is donated.
+        anchors = {policy: self._reference(policy, references) for policy in learned.present("policy")}
         for policy in sorted(policies):  # with a shared clock, the order decides the learning rates
-            of_policy = rows.having(policy=policy)
-            indices = np.flatnonzero(of_policy & trains)
-            aim = None
-            if self._objective and len(indices):
-                subset = np.flatnonzero(of_policy[trains])
-                aim = objectives.aim(self._objective, rows.take(trains), self.config.preference, subset)
-                indices = indices[aim.rows]
-            if not len(indices):
+            chosen, aim = np.flatnonzero(learned.having(policy=policy)), None
+            if self._objective and len(chosen):
+                aim = objectives.aim(self._objective, learned, self.config.preference, chosen)
+                chosen = chosen[aim.rows]
+            counts = {} if aim is None else aim.counts
+            if not len(chosen):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
-                reports[policy] = states[policy].counts | (aim.counts if aim else {})
+                reports[policy] = states[policy].counts | counts
                 warnings += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
-            work = self._work(
-                policy,
-                policies[policy],
-                rows,
-                indices,
-                step=step,
-                frozen=(bases or {}).get(policy),
-                reference=anchors[policy],
-                aim=aim,
-            )
+            trees = policies[policy], bases.get(policy), anchors[policy]
+            work = self._work(policy, trees, rows, np.flatnonzero(trains)[chosen], step=step, aim=aim)
             policies[policy], states[policy], reports[policy], described[policy] = self._update(
                 policies[policy], states, work, evidence, check
             )
-            reports[policy] |= aim.counts if aim else {}
+            reports[policy] |= counts
             check = None  # the first policy has changed
         new_trees, new_states = layout.to_local((policies, states), shardings)
         return self.conclude(new_trees, new_states, rows, evidence, skipped, reports, described, warnings)
@@ -215,13 +199,9 @@ class Learner:
         role_stats = role_reports(rows, evidence, settings.loss, settings.sampler_weights)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         skips = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
-        gaps = gap_warnings(role_stats, self.config.gap_tolerance)
-        all_warnings = (*gaps, *skip_warnings(skips), *loss_warnings(reports, skips), *warnings)
-        outcome = (
-            policies,
-            states,
-            Report(reports, role_stats, described, cosines, all_warnings, evidence.trainer_logp),
-        )
+        all_warnings = *warnings_of(role_stats, reports, skips, self.config.gap_tolerance), *warnings
+        report = Report(reports, role_stats, described, cosines, all_warnings, evidence.trainer_logp)
+        outcome = policies, states, report
         limit = self.config.max_skips
         for policy, state in states.items():
             if skips[policy] and state.skipped >= limit:
@@ -316,40 +296,38 @@ class Learner:
     def _work(
         self,
         policy: str,
-        tree: Tree,
+        trees: tuple[Tree, Tree | None, Tree | None],  # the weights, those under the adapter, the reference
         all_rows: Table,  # rows of all policies
         indices: np.ndarray,  # the rows that this policy learns from
         *,
         step: int,
-        frozen: Tree | None,
-        reference: Tree | None,
         aim: objectives.Aim | None,
     ) -> Work:
         """The work of one step for one policy."""
-        rows = all_rows.take(indices)
+        (tree, frozen, reference), rows = trees, all_rows.take(indices)
         if aim is not None:
             rows = rows.replace(advantage=aim.weight, weight=None)
         together = None if aim is None else aim.together
         mini_batches = mini_batches_of(self.config, policy, len(rows), step, together)
         one_update = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
         on_policy = one_update or aim is not None  # an objective has no ratio
-        old = None
-        if not on_policy and self.config.old_logprobs == "trainer":
-            old = self.logprobs(tree, rows, frozen=frozen, policy=policy)
-        elif not on_policy:
-            old = [rows.logprobs[i] for i in range(len(rows))]
         logprobs_of = functools.partial(self.logprobs, frozen=frozen, policy=policy)
+        old = None
+        if not on_policy:
+            sampled = self.config.old_logprobs == "sampler"
+            old = [rows.logprobs[i] for i in range(len(rows))] if sampled else logprobs_of(tree, rows)
         ref = None if reference is None else logprobs_of(reference, rows)
+        other, other_ref = None, []
+        if aim is not None and aim.kind == "kto":
+            assert reference is not None
+            other = objectives.mismatched(rows)
+            other_ref = logprobs_of(reference, other)
         roles = roles_of(self.roles, policy)
-        calls = zip(map(rows.role_of, range(len(rows))), rows.slot.tolist())
-        units, unit_roles = units_of(self.config, roles, calls)
+        units, unit_roles = units_of(self.config, roles, [call[:2] for call in rows.callers])
         policy_rows = all_rows.take(all_rows.having(policy=policy))  # including rows that are not trained on
         per_role = per_role_of(self.config, roles, calls_by_slot(roles, policy_rows), unit_roles)
-        work = Work(policy, frozen, rows, indices, mini_batches, old, ref, units, unit_roles, per_role, aim)
-        if aim is not None and aim.kind == "kto" and reference is not None:
-            other = objectives.mismatched(rows)
-            return dataclasses.replace(work, mismatched=other, mismatched_ref=logprobs_of(reference, other))
-        return work
+        parts = units, unit_roles, per_role
+        return Work(policy, frozen, rows, indices, mini_batches, old, ref, *parts, aim, other, other_ref)
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
         """The learning rate at the policy's clock, or at the shared clock."""
@@ -367,7 +345,7 @@ class Learner:
         if work.ref is not None:
             anchors = self.config.interventions.kl_coef
             write(batches, "ref_logp", [work.ref[i] for i in members])
-            write(batches, "kl_coef", [anchors.get(rows.roles[code], 0.0) for code in rows.role])
+            write(batches, "kl_coef", [anchors.get(role, 0.0) for role, *_ in rows.callers])
         return batches
 
     def _with_slopes(
@@ -438,9 +416,7 @@ class Learner:
             )
 
     def _batches(self, rows: Table) -> list[Batch]:
-        units = [
-            self.config.unit(rows.roles[role], slot) for role, slot in zip(rows.role, rows.slot.tolist())
-        ]
+        units = [self.config.unit(role, slot) for role, slot, _ in rows.callers]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
         if jax.default_backend() == "cpu":  # a CPU has no attention kernel that suits trees
             streams = self._streams.count
@@ -464,8 +440,7 @@ class Learner:
 
     def _on_host(self, outputs: Any) -> Any:
         """Outputs of programs as numpy arrays on the host."""
-        many_hosts = self.mesh is not None and layout.spans(self.mesh)
-        return layout.on_host(outputs) if many_hosts else jax.device_get(outputs)
+        return layout.on_host(outputs) if layout.spans(self.mesh) else jax.device_get(outputs)
 
     def _read_back(self, results: list[Any]) -> list[Any]:
         """The outputs of all updates of a step on the host; losses of a micro-batch are summed over devices."""
@@ -480,14 +455,14 @@ class Learner:
         summed = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
         return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in results]
 
-    def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
+    def _reference(self, policy: str, references: Mapping[str, Tree]) -> Tree | None:
         roles_with_kl = [
             role for role in roles_of(self.roles, policy) if role in self.config.interventions.kl_coef
         ]
         by_objective = self._objective in objectives.NEED_REFERENCE
         if not roles_with_kl and not by_objective:
             return None
-        if references is None or policy not in references:
+        if policy not in references:
             what = f"loss.kind {self._objective!r}" if by_objective else f"kl_coef of {roles_with_kl}"
             raise ValueError(f"{what} needs references[{policy!r}], the weights to compare with")
         return references[policy]

@@ -30,9 +30,9 @@ class Work:
     units: list[Any]  # keys of the parts of the gradient
     unit_roles: list[str]  # role of each unit
     per_role: PerRole | None  # inputs of interventions
-    aim: Aim | None = None  # what an objective of whole sequences learns from
-    mismatched: Table | None = None  # kto: the rows with mismatched prompts
-    mismatched_ref: Sequence[np.ndarray] = ()  # kto: their log-probs under the reference
+    aim: Aim | None  # what an objective of whole sequences learns from
+    mismatched: Table | None  # kto: the rows with mismatched prompts
+    mismatched_ref: Sequence[np.ndarray]  # kto: their log-probs under the reference
 
 
 def mini_batches_of(

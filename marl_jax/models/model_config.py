@@ -179,42 +179,24 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | 
     return many if isinstance(ids, list | tuple) else ids
 
 
-def _qwen3(hidden: int, mlp: int, layers: int, heads: int) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=151936,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        dtype="bfloat16",
-        bos_token_id=151643,
-        eos_token_id=151645,
-    )
+def _presets(vocab: int, head_dim: int, shapes: Mapping[str, Any], **common: Any) -> dict[str, ModelConfig]:
+    """{name: model}; a shape is the hidden size, the MLP's width, layers, attention heads, key and value heads."""
+    return {name: ModelConfig(vocab, *shape, head_dim, **common) for name, shape in shapes.items()}
 
 
-def _micro(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=160,  # room for the micro tokenizer, a multiple of 32
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=32,
-        rope_theta=1e4,
-        max_position_embeddings=4096,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-
-
-PRESETS = {
-    "0.6b": _qwen3(1024, 3072, 28, 16),
-    "1.7b": _qwen3(2048, 6144, 28, 16),
-    "4b": _qwen3(2560, 9728, 36, 32),
-    "xs": _micro(64, 192, 2, 2, 1),
-    "s": _micro(96, 192, 4, 4, 2),
-    "m": _micro(192, 512, 4, 6, 2),
-}
+PRESETS = _presets(
+    151936,
+    128,
+    {"0.6b": (1024, 3072, 28, 16, 8), "1.7b": (2048, 6144, 28, 16, 8), "4b": (2560, 9728, 36, 32, 8)},
+    dtype="bfloat16",
+    bos_token_id=151643,
+    eos_token_id=151645,
+) | _presets(
+    160,  # room for the micro tokenizer, a multiple of 32
+    32,
+    {"xs": (64, 192, 2, 2, 1), "s": (96, 192, 4, 4, 2), "m": (192, 512, 4, 6, 2)},
+    rope_theta=1e4,
+    max_position_embeddings=4096,
+    eos_token_id=2,
+    pad_token_id=0,
+)

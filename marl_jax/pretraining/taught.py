@@ -7,9 +7,9 @@ A base without such a list (a published model) is assumed to understand any word
 
 import hashlib
 import itertools
-import json
 from typing import Any
 
+from marl_jax import user_cache
 from marl_jax.config.run_fields import RunFields
 from marl_jax.packaged import resolve_path
 from marl_jax.pretraining.recipe import Recipe
@@ -60,8 +60,5 @@ def untaught_warning(config: RunFields, prompts: Prompts) -> str:
 
 def _known(config: RunFields, policy: str) -> set[str] | None:
     base = config.policies.bases.get(policy, config.policies.base)
-    try:
-        recipe = json.loads((resolve_path(base) / RECIPE).read_text(encoding="utf-8"))
-        return set(recipe["words"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    words = user_cache.load(resolve_path(base) / RECIPE).get("words")
+    return {*words.values()} if isinstance(words, dict) else None

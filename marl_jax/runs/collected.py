@@ -110,9 +110,8 @@ def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
             f"the calls are of role '{unknown[0]}', and the workflow '{config.workflow.name}' only has "
             f"{', '.join(config.roles)}: take calls of this workflow, or set the phase's flatten to one of these"
         )
-    slots = zip(table.role.tolist(), table.slot.tolist())
     try:
-        names = [policy_of(config.policies.map, table.roles[role], slot) for role, slot in slots]
+        names = [policy_of(config.policies.map, role, slot) for role, slot, _ in table.callers]
     except ValueError as error:
         raise FolderError(f"the calls of a phase: {error}") from None
     decoders = parts.decoders

@@ -394,7 +394,7 @@ def _reports_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(reports, gradients) by policy."""
     reports, gradients = {}, {}
-    slots = {*zip(map(learned.role_of, range(len(learned))), learned.slot.tolist())}
+    slots = {caller[:2] for caller in learned.callers}
     for policy, numbers in metrics.items():
         reports[policy] = dict(states[policy].counts)
         if not numbers["rows"]:

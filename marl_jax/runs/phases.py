@@ -127,15 +127,12 @@ class Phases:
 
     def trains(self, phase: Phase, table: Table) -> np.ndarray:
         """Bool[N]: the calls with sampled tokens that train in this phase."""
-        owners = zip(table.role.tolist(), table.slot.tolist(), table.policy.tolist())
-        trains = [phase.trains(table.roles[role], slot, table.policies[p]) for role, slot, p in owners]
-        return self.reported(table) & np.array(trains, bool)
+        return self.reported(table) & np.array([phase.trains(*caller) for caller in table.callers], bool)
 
     def reported(self, table: Table) -> np.ndarray:
         """Bool[N]: the calls that reports cover: those with sampled tokens, of roles that are not frozen in the run."""
-        slots = zip(table.role.tolist(), table.slot.tolist())
         frozen_roles = self._config.policies.frozen_roles
-        frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]
+        frozen = [is_frozen(role, slot, frozen_roles) for role, slot, _ in table.callers]
         return (table.length > 0) & ~np.array(frozen, bool)
 
     def collected_calls(self, at: PhasePosition, step: int) -> Table | None:

@@ -7,7 +7,7 @@ import pytest
 from learning_rows import Row, as_table
 
 from marl_jax.learning.by_role.role_statistics import Evidence, form_drift, role_statistics, row_statistics
-from marl_jax.learning.by_role.step_report import loss_warnings
+from marl_jax.learning.by_role.step_report import warnings_of
 from marl_jax.learning.losses import LossConfig, kl_estimate
 
 ROW = Row("p0", "voter", "t", 0, 0, (1, 2), (3, 4), (-1.0, -2.0), reward=1.0)
@@ -127,5 +127,6 @@ def test_one_token_far_off_is_no_less_far_in_the_mean_of_its_sequence():
 
 def test_a_loss_that_is_no_number_is_told_where_its_gradient_was_taken():
     reports = {"p0": {"loss": float("nan")}, "p1": {"loss": float("inf")}, "p2": {"loss": 1.0}, "p3": {}}
-    (told,) = loss_warnings(reports, {"p0": 1, "p1": 0, "p2": 0, "p3": 0})
-    assert told.startswith("policy 'p1': its loss is inf")
+    told = [*warnings_of({}, reports, {"p0": 1, "p1": 0, "p2": 0, "p3": 0}, tolerance=1e-3)]
+    assert len(told) == 2 and told[0].startswith("policy 'p0': its gradient was not finite, and was left out")
+    assert told[1].startswith("policy 'p1': its loss is inf")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,32 +101,24 @@ def role_reports(
     return reports
 
 
-def gap_warnings(roles: Mapping[str, Mapping[str, float]], tolerance: float) -> tuple[str, ...]:
-    """One line for every role whose sampler and trainer log-probs differ by more than `tolerance`."""
-    return tuple(
-        f"role {role!r}: sampler and trainer log-probs are up to {stats['gap_max']:.2g} apart "
-        f"(tolerance {tolerance:g})"
-        for role, stats in roles.items()
-        if not stats.get("gap_max", 0.0) <= tolerance
-    )
-
-
-def loss_warnings(reports: Mapping[str, Mapping[str, float]], skips: Mapping[str, int]) -> tuple[str, ...]:
-    """One line for every policy that was updated with a loss that is not finite, which a user's own loss may be."""
-    return tuple(
-        f"policy {policy!r}: its loss is {report['loss']}, though its gradient is finite"
-        for policy, report in reports.items()
-        if not (skips[policy] or math.isfinite(report.get("loss", 0.0)))
-    )
-
-
-def skip_warnings(skips: Mapping[str, int]) -> tuple[str, ...]:
-    """One line for every policy whose gradient was not finite."""
-    return tuple(
-        f"policy {policy!r}: its gradient was not finite{f' {count} times' if count > 1 else ''}, and was left out"
-        for policy, count in skips.items()
-        if count
-    )
+def warnings_of(
+    roles: Mapping[str, Mapping[str, float]],  # the statistics of each role
+    policies: Mapping[str, Mapping[str, float]],  # the report of each policy
+    skips: Mapping[str, int],  # by policy, the gradients that were left out
+    tolerance: float,  # of the difference of sampler and trainer log-probs
+) -> Iterator[str]:
+    """One line for every large difference, and for every gradient or loss that is not finite."""
+    for role, stats in roles.items():
+        if not stats.get("gap_max", 0.0) <= tolerance:
+            gap = f"up to {stats['gap_max']:.2g} apart (tolerance {tolerance:g})"
+            yield f"role {role!r}: sampler and trainer log-probs are {gap}"
+    for policy, count in skips.items():
+        if count:
+            times = f" {count} times" if count > 1 else ""
+            yield f"policy {policy!r}: its gradient was not finite{times}, and was left out"
+    for policy, report in policies.items():  # a user's own loss may be infinite
+        if not (skips[policy] or math.isfinite(report.get("loss", 0.0))):
+            yield f"policy {policy!r}: its loss is {report['loss']}, though its gradient is finite"
 
 
 def _mean(parts: Sequence[Loss | Mean]) -> float:
