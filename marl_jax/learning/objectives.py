@@ -10,7 +10,7 @@ interventions. SFT needs no pass: its advantages are weights.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -54,14 +54,14 @@ class Value(NamedTuple):
 # ---------------------------------------------------------------- the formulas
 
 
-def dpo(scores: np.ndarray, pairs: np.ndarray, beta: float, weight: np.ndarray | None = None) -> Value:
+def dpo(scores: np.ndarray, pairs: np.ndarray, beta: float, weight: np.ndarray) -> Value:
     """mean over pairs (a better than b) of -log sigmoid(beta (s_a - s_b)), arXiv 2305.18290 (7).
 
     The weight of a pair is the product of its rows' weights.
     """
     scores = np.asarray(scores, np.float64)
     better, worse = pairs[:, 0], pairs[:, 1]
-    pair_weight = np.ones(len(pairs)) if weight is None else weight[better] * weight[worse]
+    pair_weight = weight[better] * weight[worse]
     margin = beta * (scores[better] - scores[worse])
     pull = -beta * pair_weight * sigmoid(-margin) / len(pairs)
     slope = np.zeros(len(scores))
@@ -86,10 +86,9 @@ def kto(
     return Value(loss, slope, {"desirable_share": float(np.mean(desirable)), "divergence": float(divergence)})
 
 
-def sppo(scores: np.ndarray, wins: np.ndarray, beta: float, weight: np.ndarray | None = None) -> Value:
+def sppo(scores: np.ndarray, wins: np.ndarray, beta: float, weight: np.ndarray) -> Value:
     """mean of (s_i - (P_i - 1/2) / beta)^2, where P_i is how often row i wins, arXiv 2405.00675 (4)."""
     scores = np.asarray(scores, np.float64)
-    weight = np.ones(len(scores)) if weight is None else weight
     error = scores - (wins - 0.5) / beta
     loss = float(np.mean(weight * error**2))
     return Value(loss, 2 * weight * error / len(scores), {"off_target": float(np.mean(np.abs(error)))})
@@ -110,9 +109,7 @@ def contrasts(values: np.ndarray, groups: np.ndarray, pairing: str, gap: float) 
     """
     pairs: list[tuple[int, int]] = []
     without = 0
-    for group in np.unique(groups):
-        rows = np.flatnonzero((groups == group) & ~np.isnan(values))
-        rows = rows[np.argsort(-values[rows], kind="stable")]
+    for rows in _ranked(values, groups):
         if pairing == "best_worst":
             worst = rows[values[rows] == values[rows[-1]]][:1] if len(rows) else rows
             candidates = [(int(rows[0]), int(worst[0]))] if len(rows) else []
@@ -130,8 +127,7 @@ def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     Rows whose value is NaN get 1/2, and do not count for other rows.
     """
     share = np.full(len(values), 0.5)
-    for group in np.unique(groups):
-        rows = np.flatnonzero((groups == group) & ~np.isnan(values))
+    for rows in _ranked(values, groups):
         if len(rows) > 1:
             scores = values[rows]
             beats = (scores[:, None] > scores).sum(1) + 0.5 * ((scores[:, None] == scores).sum(1) - 1)
@@ -142,10 +138,16 @@ def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
     """Bool[n]: the `count` largest values of each group, the first of equal values."""
     chosen = np.zeros(len(values), bool)
-    for group in np.unique(groups):
-        rows = np.flatnonzero(groups == group)
-        chosen[rows[np.argsort(-values[rows], kind="stable")][:count]] = True
+    for rows in _ranked(values, groups):
+        chosen[rows[:count]] = True
     return chosen
+
+
+def _ranked(values: np.ndarray, groups: np.ndarray) -> Iterator[np.ndarray]:
+    """For each group, its rows that have a value: the best first, equal ones in their order."""
+    for group in np.unique(groups):
+        rows = np.flatnonzero((groups == group) & ~np.isnan(values))
+        yield rows[np.argsort(-values[rows], kind="stable")]
 
 
 def same_prompt(rows: Table) -> np.ndarray:
@@ -220,13 +222,16 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         return _aim_of_pairs(rows.take(subset), values[subset], weight[subset], config)
     groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     chosen = (weight > 0) & ~np.isnan(values)
-    usable, passed_above = bool(chosen[subset].any()), False
-    target: np.ndarray | None = None
+    calls, target = f"none of its {len(subset)} calls", None
+    missing = f"{calls} has a weight above 0 and a {config.by}: set weights, or preference.by"
     if kind == "sft":
         if config.above is not None:
+            if chosen[subset].any():
+                missing = f"{calls} has a {config.by} above {config.above}: lower learner.preference.above"
             chosen &= values > config.above
         if config.best:
-            passed_above = bool(chosen[subset].any())
+            if chosen[subset].any():
+                missing = f"{calls} is among the best of its group: raise learner.preference.best"
             ranked = np.where(chosen, values, -np.inf)
             chosen &= best_of_groups(ranked, groups(), config.best)
     elif kind == "kto":
@@ -244,16 +249,8 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         target = win_share(np.where(chosen, values, np.nan), groups())
     used = np.flatnonzero(chosen[subset])
     counts = {"chosen": float(len(used)), "left_out": float(len(subset) - len(used))}
-    why = f"none of its {len(subset)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
-    if passed_above:  # if no row is used, `best` removed the last ones
-        why = f"none of its {len(subset)} calls is among the best of its group: raise learner.preference.best"
-    elif usable:
-        why = (
-            f"none of its {len(subset)} calls has a {config.by} above {config.above}: "
-            "lower learner.preference.above"
-        )
     target = None if target is None else target[subset[used]]
-    return Aim(kind, config.beta, used, weight[subset[used]], counts, target, missing=why)
+    return Aim(kind, config.beta, used, weight[subset[used]], counts, target, missing=missing)
 
 
 def _aim_of_pairs(rows: Table, values: np.ndarray, weight: np.ndarray, config: PreferenceConfig) -> Aim:

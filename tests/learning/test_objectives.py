@@ -48,7 +48,7 @@ def test_slopes_are_the_derivatives_of_the_loss(kind):
 
 
 def test_dpo_by_hand():
-    value = objectives.dpo(np.array([1.0, 0.0]), np.array([[0, 1]]), math.log(3))
+    value = objectives.dpo(np.array([1.0, 0.0]), np.array([[0, 1]]), math.log(3), np.ones(2))
     # beta (s_a - s_b) = log 3: the better one is preferred with probability 3/4
     assert value.loss == pytest.approx(math.log(4 / 3))
     np.testing.assert_allclose(value.slope, [-math.log(3) / 4, math.log(3) / 4])
@@ -65,7 +65,7 @@ def test_kto_by_hand():
 
 
 def test_sppo_by_hand():
-    value = objectives.sppo(np.array([1.0, -2.0]), np.array([0.75, 0.5]), 0.25)
+    value = objectives.sppo(np.array([1.0, -2.0]), np.array([0.75, 0.5]), 0.25, np.ones(2))
     # targets (0.75 - 0.5) / 0.25 = 1 and 0
     assert value.loss == 2.0
     np.testing.assert_array_equal(value.slope, [0.0, -2.0])
