@@ -391,11 +391,11 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
     unequal = rows.length != rows.logprobs.lengths
     refuse(unequal, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
     if rows.spoken is not None:
-        marks = [rows.spoken[i] for i in range(len(rows))]
-        bad = np.array([len(mark) != n or not mark.any() for mark, n in zip(marks, rows.length)], bool)
+        unmarked = np.array([not rows.spoken[i].any() for i in range(len(rows))], bool)
+        bad = unmarked | (rows.spoken.lengths != rows.length)
         refuse(bad, lambda i: f"{rows.length[i]} tokens; `spoken` must have as many marks, at least one true")
     if rows.kept is not None:
-        sets = np.array([len(rows.kept[i]) for i in range(len(rows))])
+        sets = rows.kept.lengths
         refuse(
             (sets > 0) & (sets != rows.length),
             lambda i: f"{rows.length[i]} tokens and {sets[i]} kept sets; give one per token, or none",

@@ -135,14 +135,6 @@ def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return share
 
 
-def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """Bool[n]: the `count` largest values of each group, the first of equal values."""
-    chosen = np.zeros(len(values), bool)
-    for rows in _ranked(values, groups):
-        chosen[rows[:count]] = True
-    return chosen
-
-
 def _ranked(values: np.ndarray, groups: np.ndarray) -> Iterator[np.ndarray]:
     """For each group, its rows that have a value: the best first, equal ones in their order."""
     for group in np.unique(groups):
@@ -232,8 +224,9 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         if config.best:
             if chosen[subset].any():
                 missing = f"{calls} is among the best of its group: raise learner.preference.best"
-            ranked = np.where(chosen, values, -np.inf)
-            chosen &= best_of_groups(ranked, groups(), config.best)
+            ranked = _ranked(np.where(chosen, values, np.nan), groups())
+            best = [row for rows_of_group in ranked for row in rows_of_group[: config.best]]
+            chosen = np.isin(np.arange(len(rows)), best)
     elif kind == "kto":
         assert config.above is not None
         target = values > config.above

@@ -120,22 +120,13 @@ def _check_scale(std: str, eps: float | jax.Array) -> None:
 
 def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
     """(array module, float rewards [B], integer groups [B], ...); the module is jax.numpy if anything is traced."""
-    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, eps, *groups))
-    xp = jnp if traced else np
-    if isinstance(rewards, jax.core.Tracer):
-        rewards = rewards.astype(precision(rewards.dtype))
-    else:
-        rewards = as_rewards(rewards)
+    is_traced = lambda x: isinstance(x, jax.core.Tracer)
+    xp = jnp if any(map(is_traced, (rewards, eps, *groups))) else np
+    rewards = rewards.astype(precision(rewards.dtype)) if is_traced(rewards) else as_rewards(rewards)
     chex.assert_rank(rewards, 1)
-    ids = [_ids(xp, keys) for keys in groups]
+    ids = [_dense(xp, keys) if is_traced(keys) else xp.asarray(dense(keys_of(keys))) for keys in groups]
     chex.assert_equal_shape([rewards, *ids])
     return xp, rewards, *ids
-
-
-def _ids(xp: Any, groups: Groups) -> Any:
-    if isinstance(groups, jax.core.Tracer):
-        return _dense(xp, groups)
-    return xp.asarray(dense(keys_of(groups)))
 
 
 def _dense(xp: Any, ids: Any) -> Any:
