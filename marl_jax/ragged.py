@@ -52,18 +52,9 @@ class Ragged:
 
     def _compact(self) -> "Ragged":
         """The same rows over a copy of only the used values; rows that share values still share them."""
-        spans = sorted({*zip(self.starts.tolist(), (self.starts + self.lengths).tolist())})
-        merged: list[list[int]] = []
-        for start, end in spans:
-            if merged and start <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], end)
-            else:
-                merged.append([start, end])
-        span_starts = np.array([start for start, _ in merged], np.int64)
-        shift = span_starts - np.cumsum([0, *(end - start for start, end in merged)])[:-1]
-        values = np.concatenate([self.values[start:end] for start, end in merged] or [self.values[:0]])
-        span = np.searchsorted(span_starts, self.starts, side="right") - 1
-        return Ragged(values, self.starts - shift[span] if len(merged) else self.starts, self.lengths)
+        spans, span = np.unique(np.stack([self.starts, self.lengths]), axis=1, return_inverse=True)
+        values = np.concatenate([self.values[:0], *(self.values[a : a + n] for a, n in spans.T)])
+        return Ragged(values, (np.cumsum(spans[1]) - spans[1])[span.ravel()], self.lengths)
 
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":

@@ -144,9 +144,10 @@ class Table:
         """A table with the columns that a learner reads, from lists of N; `columns` sets further columns by name."""
         count = len(role)
         lengths = ints(len(row) for row in tokens)
+        columns = {name: values for name, values in columns.items() if values is not None}
         lists = {"policy": policy, "prompt": prompt, "tokens": tokens, "logprobs": logprobs, **columns}
         for name, values in ({**lists, "kept": kept} if kept else lists).items():
-            if values is not None and len(values) != count:
+            if len(values) != count:
                 raise ValueError(f"{name} has {len(values)} rows, and there are {count} roles")
         if len(short := np.flatnonzero(lengths != ints(map(len, logprobs)))):
             row = short[0]
@@ -154,14 +155,13 @@ class Table:
         zeros = np.zeros(count, np.int32)
         if "task" in columns:
             columns["task"] = dense(columns["task"])
-        if columns.get("spoken") is not None:
+        if "spoken" in columns:
             columns["spoken"] = Ragged.of(columns["spoken"], bool)
-        converted: dict[str, Any] = {
+        texts = {name: tuple(columns.pop(name)) for name in TEXTS if name in columns}
+        arrays = {
             name: values if isinstance(values, Ragged) else np.asarray(values, DTYPES.get(name, np.int32))
             for name, values in columns.items()
-            if values is not None and name not in TEXTS
         }
-        converted |= {name: tuple(columns[name]) for name in TEXTS if columns.get(name) is not None}
         roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
         table = cls(
             episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,
@@ -187,7 +187,7 @@ class Table:
             roles=roles,
             policies=policies,
         )  # fmt: skip
-        return table.replace(**converted)
+        return table.replace(**arrays, **texts)
 
     def replace(self, **columns: Any) -> "Table":
         """The same table with these columns; lists of numbers become arrays."""
