@@ -120,7 +120,7 @@ def indices_on_path(episode: Episode) -> Iterable[int]:
     return indices
 
 
-def path_of(bare: Episode, leaf: Leaf) -> Episode:
+def path_of(bare: Episode, leaf: Leaf | Episode) -> Episode:
     """The path to a leaf as an episode without forks; its calls are left out."""
     tools = tuple(tool for tool in bare.tools if leaf.path[: len(tool.path)] == tool.path)
     ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}

@@ -214,7 +214,8 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
         return _aim_of_pairs(rows.take(subset), values[subset], weight[subset], config)
     groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     chosen = (weight > 0) & ~np.isnan(values)
-    calls, target = f"none of its {len(subset)} calls", None
+    target: np.ndarray | None = None
+    calls = f"none of its {len(subset)} calls"
     missing = f"{calls} has a weight above 0 and a {config.by}: set weights, or preference.by"
     if kind == "sft":
         if config.above is not None:

@@ -173,8 +173,8 @@ class Learner:
                 reports[policy] = states[policy].counts | counts
                 warnings += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
-            trees = policies[policy], bases.get(policy), anchors[policy]
-            work = self._work(policy, trees, rows, np.flatnonzero(trains)[chosen], step=step, aim=aim)
+            own_trees = policies[policy], bases.get(policy), anchors[policy]
+            work = self._work(policy, own_trees, rows, np.flatnonzero(trains)[chosen], step=step, aim=aim)
             policies[policy], states[policy], reports[policy], described[policy] = self._update(
                 policies[policy], states, work, evidence, check
             )

@@ -181,7 +181,7 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | 
 
 def _presets(vocab: int, head_dim: int, shapes: Mapping[str, Any], **common: Any) -> dict[str, ModelConfig]:
     """{name: model}; a shape is the hidden size, the MLP's width, layers, attention heads, key and value heads."""
-    return {name: ModelConfig(vocab, *shape, head_dim, **common) for name, shape in shapes.items()}
+    return {name: ModelConfig(*(vocab, *shape, head_dim), **common) for name, shape in shapes.items()}
 
 
 PRESETS = _presets(

@@ -59,9 +59,12 @@ def role_statistics(
     `corrected`: the loss weights tokens by differences between sampler and trainer.
     """
     counted = [rows.counted(i) for i in trained]
-    of_rows = lambda column: [
-        None if column[i] is None else np.asarray(column[i])[mask] for i, mask in zip(trained, counted)
-    ]
+
+    def of_rows(column: Any) -> list[Any]:
+        return [
+            None if column[i] is None else np.asarray(column[i])[mask] for i, mask in zip(trained, counted)
+        ]
+
     joined = lambda column: np.concatenate(of_rows(column)).astype(np.float64)
     new, old, entropy = map(joined, (evidence.logp, evidence.old_logp, evidence.entropy))
     tokens = [int(mask.sum()) for mask in counted]
