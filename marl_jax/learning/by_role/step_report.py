@@ -67,12 +67,9 @@ def gradient_report(
     member = gradients.role_matrix(unit_roles, roles)
     described = gradients.describe(member @ gram @ member.T, roles)
     if list(units) != roles:
-        slots_of = {
-            role: [k for k, unit_role in enumerate(unit_roles) if unit_role == role] for role in roles
-        }
         described["slots"] = {
             role: gradients.describe(gram[np.ix_(slots, slots)], [str(units[k][1]) for k in slots])
-            for role, slots in slots_of.items()
+            for role, slots in zip(roles, map(np.flatnonzero, member))
         }
     names = [_name(unit) for unit in units]
     weights = np.mean([d["weight"] for d in updates], axis=0).tolist()
