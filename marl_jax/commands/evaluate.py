@@ -35,7 +35,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, open_folder
-from marl_jax.run_folder.json_lines import JsonLines, read_lines
+from marl_jax.run_folder.json_lines import append_line, read_lines
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.loading.parts import Parts, data_digest, load_tasks, shared_problems
 from marl_jax.runs.loading.play import (
@@ -170,9 +170,7 @@ class _Records:
 
     def write(self, record: dict[str, Any]) -> dict[str, Any]:
         """Append the record; returns it."""
-        # The file is opened only now: another evaluation of the folder may end with nothing to write.
-        with contextlib.closing(JsonLines(self._file)) as lines:
-            lines.write(record["step"], record)
+        append_line(self._file, record["step"], record)
         return record
 
     def base(self, contender: Contender, about: Mapping[str, Any]) -> dict[str, Any] | None:

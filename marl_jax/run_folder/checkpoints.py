@@ -29,11 +29,10 @@ from absl import logging
 from marl_jax import hosts
 from marl_jax.errors import UserError
 from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomically
-from marl_jax.run_folder.folder import check_held, path_errors
+from marl_jax.run_folder.folder import METRICS, check_held, path_errors
 from marl_jax.threads import Workers
 
 Tree = Any
-METRICS = "metrics.jsonl"
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
 SAVE_S = 1200.0  # seconds that Orbax may take for a save, plus its bytes / SLOWEST

@@ -32,6 +32,7 @@ from marl_jax.run_folder.files import write_atomically
 
 CONFIG = "config.json"
 LOCK = ".lock"
+METRICS, EVALUATIONS = "metrics.jsonl", "eval.jsonl"
 _COMPARED = ("config", "digests", "versions")
 _TYPES = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
 # Fields that determine the settled values: if one of these is changed, they are settled again.
@@ -263,7 +264,7 @@ def earlier(folder: Path) -> dict[str, Any]:
 
 def has_results(folder: Path) -> bool:
     """Whether a run left results that a later start could continue from."""
-    logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
+    logs = [folder / METRICS, folder / EVALUATIONS]
     return any(log.exists() and log.stat().st_size for log in logs) or any(
         (folder / "checkpoints").glob("[0-9]*")
     )
@@ -340,7 +341,7 @@ def _foreign_names(folder: Path) -> list[str]:
 
     So are the folders of refused seeds, which contain only a lock.
     """
-    ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
+    ours = {"checkpoints", "episodes", EVALUATIONS, METRICS, "tensorboard", "tools", "wandb"}
 
     def is_foreign(path: Path) -> bool:
         if path.name.startswith(".") or path.suffix in _LOGS or path.name in ours:

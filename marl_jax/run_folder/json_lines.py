@@ -1,12 +1,13 @@
 """Metrics of a run: one JSON object per line, keyed by `step`; a run that was killed and resumed writes the same file.
 
-    log = JsonLines(folder / "metrics.jsonl")
-    log.rewind(step)                    on resume: lines after the restored checkpoint are removed
-    log.write(step, {"accuracy": 0.5, "time/step": 1.2})
+    rewind(folder / "metrics.jsonl", step)            on resume: lines after the restored checkpoint are removed
+    append_line(folder / "metrics.jsonl", step, {"accuracy": 0.5, "time/step": 1.2})
 
 Everything under `time/` may differ between equal runs, nothing else.
 """
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -15,66 +16,47 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.run_folder.files import append, disk_errors, sync_directory, write_atomically
-from marl_jax.run_folder.folder import FolderError, path_errors
+from marl_jax.run_folder.folder import FolderError, check_held, path_errors
 
 
-class JsonLines:
-    """A file of JSON lines that is appended to; every line is on the disk when `write` returns."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens the file; an incomplete last line, left by a kill, is removed."""
-        self.path = path = Path(path)
-        with path_errors(path), disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
-            size = self._file.seek(0, os.SEEK_END)
-            if size and (complete := path.read_bytes().rfind(b"\n") + 1) < size:
-                self._file.truncate(complete)
-                os.fsync(self._file.fileno())
-            sync_directory(path.parent)
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append {"step": step, **values}; NaN and infinities become null."""
-        line = json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n"
-        with disk_errors(self.path):
-            append(self._file, line.encode(), sync=True)
-
-    def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
-        """Remove all lines of later steps except those of `checkpoint`; returns the removed lines."""
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        kept, removed = list[bytes](), list[dict[str, Any]]()
-        for line in lines:
-            entry = _parse(line, self.path)
-            if entry["step"] <= step or (checkpoint and entry.get("checkpoint") == checkpoint):
-                kept.append(line)
-            else:
-                removed.append(entry)
-        if removed:
-            self._file.close()
-            write_atomically(self.path, b"".join(kept).decode())
-            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
-        return removed
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def append_line(path: str | os.PathLike[str], step: int, values: Mapping[str, Any]) -> None:
+    """Append {"step": step, **values}, which is on the disk when this returns; NaN and infinities become null."""
+    line = json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n"
+    with _opened(path := Path(path)) as file:
+        append(file, line.encode(), sync=True)
 
 
-class NoLines(JsonLines):
-    """The same file in a process that does not write it, because another process does."""
+def rewind(path: str | os.PathLike[str], step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
+    """Remove all lines of later steps except those of `checkpoint`; returns the removed lines. It creates the file."""
+    path = Path(path)
+    with _opened(path):
+        lines = path.read_bytes().splitlines(keepends=True)
+    kept, removed = list[bytes](), list[dict[str, Any]]()
+    for line in lines:
+        entry = _parse(line, path)
+        if entry["step"] <= step or (checkpoint and entry.get("checkpoint") == checkpoint):
+            kept.append(line)
+        else:
+            removed.append(entry)
+    if removed:
+        write_atomically(path, b"".join(kept))
+    return removed
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
-        """Do nothing."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
+    """The file, created if needed; an incomplete last line, left by a kill, is removed."""
+    check_held(path.parent)
+    with path_errors(path), disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if not size:
+                sync_directory(path.parent)
+            elif os.pread(file.fileno(), 1, size - 1) != b"\n":
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+                os.fsync(file.fileno())
+            yield file
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

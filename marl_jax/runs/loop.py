@@ -35,9 +35,9 @@ from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import answers_changed, check_held
+from marl_jax.run_folder.folder import EVALUATIONS, METRICS, answers_changed, check_held
 from marl_jax.run_folder.folder import read as read_record
-from marl_jax.run_folder.json_lines import missing_evaluations, plain, read_lines
+from marl_jax.run_folder.json_lines import append_line, missing_evaluations, plain, read_lines
 from marl_jax.runs import recording, step_metrics
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
@@ -108,7 +108,7 @@ def _train(
     """Train opened runs: steps, evaluations and saves until the last step or a stop; returns the step reached."""
     for run, state in zip(runs, states):
         if state.step and hosts.is_first():
-            *_, last = {}, *read_lines(run.metrics.path)
+            *_, last = {}, *read_lines(run.folder / METRICS)
             run.live.resumed(state.step, last, _evaluations(run).values(), run.watch.holding)
             _warn_of_lost(run, state)
     if states[0].step > config.steps:
@@ -241,7 +241,7 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
         ]
     if alarms := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in alarms]
-    run.metrics.write(number, values)
+    append_line(run.folder / METRICS, number, values)
     for board in run.boards:
         board.write(number, values)
     trainer: list[Any] = [None] * len(table)
@@ -272,7 +272,7 @@ def evaluate(road: Road, run: Run, state: State) -> State:
 
 def _evaluations(run: Run) -> dict[int, dict[str, Any]]:
     """The run's evaluations so far, by step; without lines of `experiments.evaluate`, which have `checkpoint`."""
-    lines = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
+    lines = [line for line in read_lines(run.folder / EVALUATIONS) if run.about.items() <= line.items()]
     return {line["step"]: line for line in lines if "checkpoint" not in line}
 
 
@@ -280,7 +280,7 @@ def _warn_of_lost(run: Run, state: State) -> None:
     """Warn if evaluations of earlier steps are no longer in `eval.jsonl`."""
     every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
     before = state.step + (state.accuracy is not None)
-    if lost := missing_evaluations(read_lines(run.evaluations.path), every, before):
+    if lost := missing_evaluations(read_lines(run.folder / EVALUATIONS), every, before):
         base = ", and without step 0 the difference to base is unknown" if 0 in lost else ""
         run.live.note(
             f"eval.jsonl was damaged: it lacks the evaluation of step {', '.join(map(str, lost))}{base}; restore it, "
@@ -310,7 +310,7 @@ def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any]
         decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
         line = summary(graded, samples, before, run.parts.metric) | ungraded
-        run.evaluations.write(state.step, run.about | line)
+        append_line(run.folder / EVALUATIONS, state.step, run.about | line)
         for board in run.boards:
             board.write(state.step, {"eval": line})
         return line

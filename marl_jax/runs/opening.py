@@ -32,10 +32,12 @@ from marl_jax.planning.step_times import Pace
 from marl_jax.planning.walks import unset_settings
 from marl_jax.pretraining.taught import untaught_warning
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
-from marl_jax.run_folder.checkpoints import METRICS, CheckpointError, Checkpoints, steps
+from marl_jax.run_folder.checkpoints import CheckpointError, Checkpoints, steps
 from marl_jax.run_folder.folder import (
     CONFIG,
+    EVALUATIONS,
     LOCK,
+    METRICS,
     FolderError,
     begin,
     differences,
@@ -46,7 +48,7 @@ from marl_jax.run_folder.folder import (
     settled_for,
     versions,
 )
-from marl_jax.run_folder.json_lines import JsonLines, NoLines, last_complete_step, read_lines
+from marl_jax.run_folder.json_lines import last_complete_step, read_lines, rewind
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.in_arrays import Compiled
@@ -77,7 +79,7 @@ from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
-FILES, OWN_FILES = 6, 64  # open files of each run, measured; and other open files of a process
+FILES, OWN_FILES = 4, 64  # open files of each run, measured; and other open files of a process
 SEEN_S = 15.0  # seconds within which a shared disk shows every host what process 0 has written
 
 
@@ -130,9 +132,7 @@ def open_runs(
             store = Checkpoints(folder / "checkpoints", resume_only=("learner", "reference"), **retention)
             stack.callback(store.close)
             checkpoints.append(store)
-        reached = hosts.from_first(
-            lambda: min(last_complete_step(folder / "metrics.jsonl") for folder in folders)
-        )
+        reached = hosts.from_first(lambda: min(last_complete_step(folder / METRICS) for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
         states = [_within(state, len(loaded.splits["train"])) for state in states]
@@ -143,14 +143,14 @@ def open_runs(
     runs = list[Run]()
     for seed_config, folder, run_phases, store, state in zip(configs, folders, phases, checkpoints, states):
         view = live if not runs else live.for_seed(f"seed {seed_config.seed}")
-        metrics, evaluations, boards = _records(seed_config, folder, state.step, view, stack)
+        boards = _begin_records(seed_config, folder, state.step, view, stack)
         watched = loaded.splits.get("val", ())[: config.evaluation.problems]
         problems = TaskIterator(loaded.splits["train"], seed_config.data.problems, state.position)
-        seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
+        seen = [read_lines(folder / name) if hosts.is_first() else () for name in (METRICS, EVALUATIONS)]
         watch = judge(*seen)
         runs.append(
             Run(seed_config, parts, folder, problems, list(watched), _about(seed_config, loaded), run_phases, store,
-                metrics, evaluations, watch, boards, view, stop, pace)
+                watch, boards, view, stop, pace)
         )  # fmt: skip
     return chosen_road(compiled, settled, runs, states, stack), runs, states
 
@@ -381,35 +381,28 @@ def _load(
     return loaded, compiled, settled, Pace(config, planned)
 
 
-# ---------------------------------------------------------------- the choice of the road
-
-
-def _records(
+def _begin_records(
     config: RunConfig, folder: Path, step: int, live: Live, stack: contextlib.ExitStack
-) -> tuple[JsonLines, JsonLines, list[Board]]:
-    """The writers of metrics and evaluations. Lines after the newest checkpoint are removed, and will be made again.
+) -> list[Board]:
+    """Remove the lines after the newest checkpoint, which will be made again; returns the boards of this process.
 
     Evaluations by `experiments.evaluate` are not made again: those of the base stay, and a warning is shown for others.
     """
-    writer = JsonLines if hosts.is_first() else NoLines
-    metrics, evaluations = writer(folder / "metrics.jsonl"), writer(folder / "eval.jsonl")
-    for record in (metrics, evaluations):
-        stack.callback(record.close)
-    metrics.rewind(step or -1)
-    forgotten = evaluations.rewind(step or -1, "base")
+    if not hosts.is_first():
+        return []
+    rewind(folder / METRICS, step or -1)
+    forgotten = rewind(folder / EVALUATIONS, step or -1, "base")
     if lost := [str(line["checkpoint"]) for line in forgotten if "checkpoint" in line]:
         live.note(
             f"{len(lost)} evaluations by experiments.evaluate of checkpoints after step {step} are removed from "
             f"eval.jsonl ({', '.join(dict.fromkeys(lost))}): evaluate these checkpoints again when they are made again"
         )
     boards: list[Board] = []
-    if not hosts.is_first():
-        return metrics, evaluations, boards
+    opened = lambda board: stack.enter_context(contextlib.closing(board))
     if config.logging.tensorboard:
-        boards.append(TensorBoard(folder / "tensorboard", step))
-        stack.callback(boards[-1].close)
+        boards.append(opened(TensorBoard(folder / "tensorboard", step)))
     for package in TRACKERS:
         if getattr(config.logging, package):
-            boards.append(Tracker(package, folder, config.logging.wandb_project, config.to_json()))
-            stack.callback(boards[-1].close)
-    return metrics, evaluations, boards
+            project = config.logging.wandb_project
+            boards.append(opened(Tracker(package, folder, project, config.to_json())))
+    return boards

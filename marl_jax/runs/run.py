@@ -18,7 +18,6 @@ from marl_jax.policies import Tree
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.boards import Board
 from marl_jax.run_folder.checkpoints import Checkpoints
-from marl_jax.run_folder.json_lines import JsonLines
 from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.phases import Phases
 from marl_jax.runs.state import State
@@ -41,8 +40,6 @@ class Run:
     about: dict[str, Any]  # fields that mark the run's lines in `eval.jsonl`
     phases: Phases
     checkpoints: Checkpoints
-    metrics: JsonLines
-    evaluations: JsonLines
     watch: Watch  # the alarms of metrics and evaluations
     boards: list[Board]
     live: Live

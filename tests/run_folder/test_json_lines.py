@@ -20,33 +20,24 @@ from marl_jax.run_folder.boards import TensorBoard, Tracker, numbers
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.files import DiskFull, append
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.run_folder.json_lines import (
-    JsonLines,
-    last_complete_step,
-    read_lines,
-)
+from marl_jax.run_folder.json_lines import append_line, last_complete_step, read_lines, rewind
 
 
-def write_steps(path, first, last, rewind=None):
-    log = JsonLines(path)
-    if rewind is not None:
-        log.rewind(rewind)
+def write_steps(path, first, last, resumed_at=None):
+    if resumed_at is not None:
+        rewind(path, resumed_at)
     for step in range(first, last + 1):
-        log.write(step, {"loss": math.sin(step), "role": {"generator": {"reward": step / 3}}})
-    log.close()
+        append_line(path, step, {"loss": math.sin(step), "role": {"generator": {"reward": step / 3}}})
     return path.read_bytes()
 
 
 def test_a_file_may_be_named_by_a_text(tmp_path):
-    log = JsonLines(str(tmp_path / "metrics.jsonl"))
-    log.write(1, {"loss": 0.5})
-    log.close()
     path = str(tmp_path / "metrics.jsonl")
+    append_line(path, 1, {"loss": 0.5})
     assert (list(read_lines(path)), last_complete_step(path)) == ([{"step": 1, "loss": 0.5}], 1)
 
 
 def test_a_line_is_one_object_with_its_step_and_exact_numbers(tmp_path):
-    log = JsonLines(tmp_path / "metrics.jsonl")
     values = {
         "a": 0.1 + 0.2,
         "b": 1e-300,
@@ -54,8 +45,8 @@ def test_a_line_is_one_object_with_its_step_and_exact_numbers(tmp_path):
         "d": jnp.float32(0.1),
         "n": np.int64(2**53 + 1),
     }
-    log.write(3, {**values, "list": np.arange(2), "text": "a\nb", "none": None, "yes": True})
-    log.close()
+    values |= {"list": np.arange(2), "text": "a\nb", "none": None, "yes": True}
+    append_line(tmp_path / "metrics.jsonl", 3, values)
     line = (tmp_path / "metrics.jsonl").read_text()
     assert line.count("\n") == 1 and line.startswith('{"step": 3, ')
     found = json.loads(line)
@@ -66,9 +57,8 @@ def test_a_line_is_one_object_with_its_step_and_exact_numbers(tmp_path):
 
 
 def test_what_is_not_finite_is_null_and_the_line_stays_json(tmp_path):
-    log = JsonLines(tmp_path / "metrics.jsonl")
-    log.write(1, {"a": float("nan"), "b": [np.inf, jnp.float32(-jnp.inf)], "c": {"d": np.float64("nan")}})
-    log.close()
+    values = {"a": float("nan"), "b": [np.inf, jnp.float32(-jnp.inf)], "c": {"d": np.float64("nan")}}
+    append_line(tmp_path / "metrics.jsonl", 1, values)
 
     def refuse(name):
         raise AssertionError(name)
@@ -88,28 +78,27 @@ def test_a_killed_and_resumed_file_equals_that_of_a_run_never_killed(tmp_path, r
     never = write_steps(tmp_path / "never.jsonl", 1, 9)
     killed = write_steps(tmp_path / "killed.jsonl", 1, 7)
     (tmp_path / "killed.jsonl").write_bytes(killed + never[len(killed) :][:cut][:-1])
-    assert write_steps(tmp_path / "killed.jsonl", restored + 1, 9, rewind=restored) == never
+    assert write_steps(tmp_path / "killed.jsonl", restored + 1, 9, resumed_at=restored) == never
 
 
 def test_a_partial_line_longer_than_a_block_is_taken_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = write_steps(path, 1, 2)
     path.write_bytes(whole + b'{"step": 3, "x": "' + b"y" * 200_000)
-    JsonLines(path).close()
-    assert path.read_bytes() == whole
+    assert rewind(path, 2) == [] and path.read_bytes() == whole
     path.write_bytes(b'{"step": 1')
-    JsonLines(path).close()
-    assert path.read_bytes() == b""
+    assert rewind(path, 2) == [] and path.read_bytes() == b""
+    path.write_bytes(b'{"step": 1')
+    assert write_steps(path, 1, 2) == whole
 
 
 def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
-    log = JsonLines(tmp_path / "eval.jsonl")
+    path = tmp_path / "eval.jsonl"
     for step in (10, 10, 20, 20):
-        log.write(step, {"split": "val"})
-    assert log.rewind(10) == [{"step": 20, "split": "val"}] * 2 and log.rewind(10) == []
-    log.write(20, {"split": "again"})
-    log.close()
-    assert [(e["step"], e["split"]) for e in read_lines(log.path)] == [
+        append_line(path, step, {"split": "val"})
+    assert rewind(path, 10) == [{"step": 20, "split": "val"}] * 2 and rewind(path, 10) == []
+    append_line(path, 20, {"split": "again"})
+    assert [(e["step"], e["split"]) for e in read_lines(path)] == [
         (10, "val"),
         (10, "val"),
         (20, "again"),
@@ -117,23 +106,18 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
 
 
 def test_lines_of_a_checkpoint_that_is_always_there_stay(tmp_path):
-    log = JsonLines(tmp_path / "eval.jsonl")
+    path = tmp_path / "eval.jsonl"
     base, own, later = {"step": 0, "checkpoint": "base"}, {"step": 0}, {"step": 4, "checkpoint": "4"}
     for line in (base, own, later):
-        log.write(line["step"], line)
-    assert log.rewind(-1, "base") == [own, later]
-    log.close()
-    assert list(read_lines(log.path)) == [base]
+        append_line(path, line["step"], line)
+    assert rewind(path, -1, "base") == [own, later]
+    assert list(read_lines(path)) == [base]
 
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n')
     told = r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it"
-    for use in (
-        lambda path: JsonLines(path).rewind(5),
-        lambda path: list(read_lines(path)),
-        last_complete_step,
-    ):
+    for use in (lambda path: rewind(path, 5), lambda path: list(read_lines(path)), last_complete_step):
         with pytest.raises(FolderError, match=told):
             use(tmp_path / "metrics.jsonl")
 
@@ -147,19 +131,22 @@ def test_what_is_recorded_ends_where_the_first_gap_is(tmp_path, lines, last):
     assert last_complete_step(tmp_path / "metrics.jsonl") == last
 
 
-@pytest.mark.parametrize("opened", [JsonLines, TensorBoard, Checkpoints, last_complete_step])
+def open_lines(path):
+    rewind(path, 0)
+
+
+@pytest.mark.parametrize("opened", [open_lines, TensorBoard, Checkpoints, last_complete_step])
 def test_what_is_in_the_way_of_a_file_or_directory_is_one_line(tmp_path, opened):
     place = tmp_path / "it"
-    place.mkdir() if opened in (JsonLines, last_complete_step) else place.touch()
+    place.mkdir() if opened in (open_lines, last_complete_step) else place.touch()
     with pytest.raises(FolderError, match=r"/it' cannot be used \(.*\): move it away"):
         opened(place)
 
 
 def test_a_full_disk_is_told(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    log = JsonLines(tmp_path / "metrics.jsonl")
     with pytest.raises(DiskFull, match="is full"):
-        log.write(1, {"a": 1})
+        append_line(tmp_path / "metrics.jsonl", 1, {"a": 1})
 
 
 class Filling(io.FileIO):
