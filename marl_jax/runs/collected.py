@@ -6,7 +6,7 @@ A draw is a pure function of the files, the seed and how many draws came before 
 units, then another one. Episodes of a task stay together, so that calls with one prompt can be compared.
 """
 
-import functools
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ from marl_jax.table import SOLVER, Table
 from marl_jax.tasks.iterator import Position, TaskIterator
 
 _EVALUATED = re.compile(r"(.+-)?(train|val|test)-\d{6}(-.+)?\.parquet")
+Unit = tuple[Table, list[int]]  # the table of a file, and the numbers of its episodes of one task
 
 
 def collected_path(folder: Path, step: int) -> Path:
@@ -35,69 +36,56 @@ def collected_path(folder: Path, step: int) -> Path:
     return folder / "collected" / f"step-{step:06d}.parquet"
 
 
-class Collected:
-    """Files of episodes as one source of calls."""
+def files_of(source: str | os.PathLike[str]) -> list[Path]:
+    """One file of episodes, or all files of a folder except evaluations, which are no training data."""
+    path = Path(os.path.expanduser(source))
+    files = [path] if path.is_file() else []
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.parquet") if not _EVALUATED.fullmatch(file.name))
+    if not files:
+        raise FolderError(
+            f"source '{path}' is not a file or folder with episodes of training steps: name one that a run has "
+            "written, such as RUN/collected"
+        )
+    return files
 
-    def __init__(self, files: Sequence[Path], *, rewarded: bool = True):
-        """`rewarded`: its calls need rewards, and a file without any is refused."""
-        if missing := [path for path in files if not path.is_file()]:
-            raise FolderError(
-                f"the file of calls '{missing[0]}' is missing: restore it, or begin the run anew"
-            )
-        self.files, self._rewarded = list(files), rewarded
 
-    @classmethod
-    def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
-        """One file of episodes, or all files of a folder except evaluations, which are no training data."""
-        path = Path(os.path.expanduser(path))
-        files = [path] if path.is_file() else []
-        if path.is_dir():
-            files = sorted(file for file in path.glob("*.parquet") if not _EVALUATED.fullmatch(file.name))
-        if not files:
-            raise FolderError(
-                f"source '{path}' is not a file or folder with episodes of training steps: name one that a run has "
-                "written, such as RUN/collected"
-            )
-        return cls(files, rewarded=rewarded)
+def read_calls(path: Path, *, rewarded: bool = True) -> Table:
+    """The calls of a file; one that cannot be learned from is refused. `rewarded`: its calls need rewards."""
+    if not path.is_file():
+        raise FolderError(f"the file of calls '{path}' is missing: restore it, or begin the run anew")
+    try:
+        table = read_episodes(path)
+    except ValueError as error:
+        raise FolderError(f"the calls of a phase: {error}") from None
+    if rewarded and table.reward is None:
+        raise FolderError(
+            f"the calls in '{path}' have no rewards (evaluations have none): take calls of training "
+            "steps, or set the phase's flatten, which learns from outcomes"
+        )
+    return table
 
-    def first(self) -> Table:
-        """The calls of the first file; a file that cannot be learned from is refused."""
-        return self._read(self.files[0])
 
-    def _read(self, path: Path) -> Table:
-        try:
-            table = read_episodes(path)
-        except ValueError as error:
-            raise FolderError(f"the calls of a phase: {error}") from None
-        if self._rewarded and table.reward is None:
-            raise FolderError(
-                f"the calls in '{path}' have no rewards (evaluations have none): take calls of training "
-                "steps, or set the phase's flatten, which learns from outcomes"
-            )
-        return table
+def read_units(files: Sequence[Path], *, rewarded: bool = True) -> list[Unit]:
+    """The units of some files."""
+    units: list[Unit] = []
+    for path in files:
+        table = read_calls(path, rewarded=rewarded)
+        by_task: dict[str, list[int]] = {}
+        for number, bare in enumerate(table.bare_episodes):
+            by_task.setdefault(bare.task.id, []).append(number)
+        units += [(table, numbers) for numbers in by_task.values()]
+    if not units:
+        raise FolderError(f"there is no episode in {len(files)} files of calls: nothing to learn")
+    return units
 
-    @functools.cached_property
-    def _units(self) -> list[tuple[Table, list[int]]]:
-        """Pairs of (table of a file, numbers of its episodes of one task)."""
-        units = []
-        for path in self.files:
-            table = self._read(path)
-            by_task: dict[str, list[int]] = {}
-            for number, bare in enumerate(table.bare_episodes):
-                by_task.setdefault(bare.task.id, []).append(number)
-            units += [(table, numbers) for numbers in by_task.values()]
-        if not units:
-            raise FolderError(f"there is no episode in {len(self.files)} files of calls: nothing to learn")
-        return units
 
-    def draw(self, before: int, count: int, seed: int) -> Table:
-        """The next `count` units after `before` earlier draws, or all units if there are fewer."""
-        size = len(self._units)
-        count = min(count, size)
-        epoch, index = divmod(before * count, size)
-        stream: Any = TaskIterator(cast(Any, range(size)), count, Position(epoch, index, seed))
-        drawn = [self._units[unit] for unit in next(stream)]
-        return Table.concat([table.of_episodes(numbers) for table, numbers in drawn])
+def draw(units: Sequence[Unit], before: int, count: int, seed: int) -> Table:
+    """The next `count` units after `before` earlier draws, or all units if there are fewer."""
+    count = min(count, len(units))
+    epoch, index = divmod(before * count, len(units))
+    drawn: Any = next(TaskIterator(cast(Any, units), count, Position(epoch, index, seed)))
+    return Table.concat([table.of_episodes(numbers) for table, numbers in drawn])
 
 
 def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
@@ -184,10 +172,8 @@ def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tupl
     limits = config.rollout.limits
     chat_of = lambda role, slot: chat  # for any role that opens the workflow
     running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, chat_of, limits)
-    try:
+    with contextlib.closing(running):
         calls = [item for item in running.advance() if isinstance(item, Ask)]
-    finally:
-        running.close()
     if not calls:
         why = running.error or "flatten needs the prompt of a first call"
         raise FolderError(

@@ -28,7 +28,16 @@ from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.checkpoints import misfit, restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors, sync_file
 from marl_jax.run_folder.folder import FolderError, digest_model, read, read_config
-from marl_jax.runs.collected import Collected, collected_path, flattened, with_own_policies
+from marl_jax.runs.collected import (
+    Unit,
+    collected_path,
+    draw,
+    files_of,
+    flattened,
+    read_calls,
+    read_units,
+    with_own_policies,
+)
 from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.state import State
 from marl_jax.table import Table
@@ -45,7 +54,7 @@ class Phases:
         if hosts.count() > 1:
             self._mesh = mesh_of_all(config.mesh.data, config.mesh.model)
         self._base: dict[str, Tree] | None = None
-        self._calls: dict[tuple[int, int], Collected] = {}
+        self._calls: dict[tuple[int, int], list[Unit]] = {}
 
     def at(self, step: int) -> PhasePosition:
         """The phase of the step after `step`."""
@@ -74,7 +83,7 @@ class Phases:
         """Refuse weights and calls of other runs that do not fit the policies: in shapes, base, roles or tokens."""
         for number, phase in enumerate(self._config.phases):
             if phase.source.partition(":")[0] not in ("play", "collected") and not phase.flatten:
-                with_own_policies(Collected.of_path(Path(phase.source)).first(), self._config, self._parts)
+                with_own_policies(read_calls(files_of(phase.source)[0]), self._config, self._parts)
             moving = phase.trained_policies(self._config.policies.map, self._config.policies.frozen_roles)
             for name, source, policies in (
                 ("start", phase.start, moving),
@@ -145,7 +154,7 @@ class Phases:
         key = at.number, at.first
         if key not in self._calls:
             self._calls = {key: self._source(at)}  # the calls of earlier phases are dropped
-        table = self._calls[key].draw(step - at.first, self._config.data.problems, self._config.seed)
+        table = draw(self._calls[key], step - at.first, self._config.data.problems, self._config.seed)
         if at.phase.flatten:
             return flattened(table, at.phase.flatten, self._config, self._parts)
         return with_own_policies(table, self._config, self._parts)
@@ -162,17 +171,16 @@ class Phases:
         name = at.phase.name or str(1 + at.number % len(self._list))
         return {"phase": name} if self._config.phases else {}
 
-    def _source(self, at: PhasePosition) -> Collected:
+    def _source(self, at: PhasePosition) -> list[Unit]:
         kind, _, name = at.phase.source.partition(":")
-        rewarded = not at.phase.flatten
         if kind != "collected":
-            return Collected.of_path(Path(at.phase.source), rewarded=rewarded)
+            return read_units(files_of(at.phase.source), rewarded=not at.phase.flatten)
         wanted = [
             collected_path(self._folder, step)
             for step in range(1, at.first + 1)
             if (phase := self.at(step - 1).phase).collect and name in ("", phase.name)
         ]
-        return Collected(wanted)
+        return read_units(wanted)
 
     def _weights(self, source: str, names: Iterable[str], trees: Mapping[str, Tree]) -> dict[str, Tree]:
         """The trees of the policies in `names`, from their base or from a checkpoint of a run."""
@@ -220,9 +228,9 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
             directory, step = checkpoint_of(source)
             digests[f"weights {source}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
-            calls = Collected.of_path(Path(phase.source), rewarded=not phase.flatten)
-            calls.first()
-            digests[f"calls {phase.source}"] = _digest(calls.files)
+            files = files_of(phase.source)
+            read_calls(files[0], rewarded=not phase.flatten)
+            digests[f"calls {phase.source}"] = _digest(files)
     return digests
 
 

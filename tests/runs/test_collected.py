@@ -11,7 +11,7 @@ from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards.families import grade
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.collected import Collected, flattened, with_own_policies
+from marl_jax.runs.collected import files_of, flattened, read_calls, with_own_policies
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -133,8 +133,8 @@ def test_a_source_without_rewards_is_refused_by_name(tmp_path):
     for split in ("train", "test"):
         write_episodes(tmp_path / f"{split}-000010-trained-1f0c8a2e.parquet", plain)
     with pytest.raises(FolderError, match=r"the calls in '.*val-000010.parquet' have no rewards"):
-        Collected.of_path(tmp_path / "val-000010.parquet").draw(0, 1, 0)
+        read_calls(tmp_path / "val-000010.parquet")
     # Their outcomes are there.
-    bare = Collected.of_path(tmp_path / "val-000010.parquet", rewarded=False).draw(0, 1, 0).bare_episodes
+    bare = read_calls(tmp_path / "val-000010.parquet", rewarded=False).bare_episodes
     assert [one.outcome for one in bare] == [1.0]
-    assert [file.name for file in Collected.of_path(tmp_path).files] == ["step-000010.parquet"]
+    assert [file.name for file in files_of(tmp_path)] == ["step-000010.parquet"]

@@ -26,7 +26,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.json_lines import read_lines
-from marl_jax.runs.collected import Collected
+from marl_jax.runs.collected import files_of
 from marl_jax.runs.loading.parts import PartsError, load_parts
 from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError
@@ -210,7 +210,7 @@ def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path)
     assert start["data"] == late["data"] != evaluate(run, checkpoint="20")[-1]["data"]
     assert {line["split"] for line in lines(run)} == {"jsonl-test", "test"}
     with pytest.raises(FolderError, match="is not a file or folder with episodes of training steps"):
-        Collected.of_path(run / "episodes")  # evaluations are no training data
+        files_of(run / "episodes")  # evaluations are no training data
     with pytest.raises(FolderError, match="--data_directory belongs to --data=NAME"):
         evaluate(run, data_directory=str(tmp_path))
     with pytest.raises(ConfigError, match="'humaneval' is code"):

@@ -20,7 +20,7 @@ from marl_jax.run_folder import checkpoints
 from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop
-from marl_jax.runs.collected import Collected
+from marl_jax.runs.collected import draw, files_of, read_units
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.phases import Phases
 from marl_jax.table import Table
@@ -212,15 +212,15 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run_and_be_compared_with_o
 
 
 def test_draws_go_through_all_tasks_before_one_comes_again(mixed):
-    source = Collected([mixed / "collected" / f"step-{step:06d}.parquet" for step in (1, 2)])
+    units = read_units([mixed / "collected" / f"step-{step:06d}.parquet" for step in (1, 2)])
     seen = [
-        [(head.task.id, head.key[1]) for head in source.draw(k, 4, 7).bare_episodes[::4]] for k in range(4)
+        [(head.task.id, head.key[1]) for head in draw(units, k, 4, 7).bare_episodes[::4]] for k in range(4)
     ]
     assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) and len({*seen[0], *seen[1]}) == 8
     assert seen[0] + seen[1] != seen[2] + seen[3]
-    assert len(source.draw(0, 100, 7).bare_episodes) == 32  # all there are
+    assert len(draw(units, 0, 100, 7).bare_episodes) == 32  # all there are
     with pytest.raises(FolderError, match="is not a file or folder with episodes"):
-        Collected.of_path(mixed / "nothing")
+        files_of(mixed / "nothing")
 
 
 def test_a_source_that_is_no_file_of_episodes_is_refused_before_the_first_phase(base, tmp_path):
