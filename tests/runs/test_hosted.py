@@ -151,15 +151,6 @@ def test_episodes_without_a_call_teach_nothing_and_nothing_is_no_error():
     assert counts == ResampleCounts(0, 0, 0, 0, 0, 0.0) and table.episodes() == []
 
 
-def test_a_sampler_that_cannot_be_right_is_refused():
-    with pytest.raises(ValueError, match="draws is 0"):
-        resample(Sampler(), reward, TASKS, GROUPS, draws=0)
-    with pytest.raises(ValueError, match="pass first_sample on"):
-        resample(lambda tasks, first: Sampler()(tasks, 0), reward, TASKS, GROUPS, draws=2)
-    with pytest.raises(ValueError, match="task 'late' has no episode or was not given"):
-        resample(lambda tasks, first: Sampler()(tasks[:-1], first), reward, TASKS, GROUPS, draws=2)
-
-
 def test_a_penalty_for_length_makes_a_problem_worth_learning_from():
     def sample(tasks, first):
         call = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "", "stop", "")
