@@ -9,10 +9,13 @@ single_transfer      one role's policy, alone               compared with its ow
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
+
+from marl_jax import fields
 from marl_jax.config.run_config import EngineConfig, RunConfig
-from marl_jax.fields import nearest
+from marl_jax.fields import Count, OptionalCount, nearest
 from marl_jax.learning.by_role.interventions import InterventionConfig
 from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
@@ -45,23 +48,20 @@ class Evaluation:
     split: str = "test"  # test or val
     data: str | None = None  # another data set; None: the run's
     data_directory: str | None = None  # directory of its files; None: downloaded from its publisher
-    samples: int = 1  # episodes of each problem
-    problems: int | None = None  # number of problems, from the first on; None: all
+    samples: Count = 1  # episodes of each problem
+    problems: OptionalCount = None  # number of problems, from the first on; None: all
     mode: str = "trained"  # one of MODES
     role: str | None = None  # the role that plays alone, or is replaced; None: the generator
     # The folder of the run that a transferred policy comes from.
     generator_from: str | os.PathLike[str] | None = None
     generator_checkpoint: str | None = None  # checkpoint of that run; None: latest
-    seed: int | None = None  # seed of the noise; None: the run's
+    seed: Annotated[int | None, Ge(0), Le(LARGEST_SEED)] = None  # seed of the noise; None: the run's
     url: str | None = None  # new address of vLLM servers, like `engine.vllm.url`; None: the run's
 
     def __post_init__(self) -> None:
         """Refuse impossible values of flags."""
-        for name, least in (("samples", 1), ("problems", 1), ("seed", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise FolderError(f"--{name} is {value}; it must be at least {least}")
-        if (self.seed or 0) > LARGEST_SEED:
-            raise FolderError(f"--seed is {self.seed}; it must be at most {LARGEST_SEED}")
+        for line in fields.out_of_bounds(self, "--"):
+            raise FolderError(line)
         for name, known in (("mode", MODES), ("split", SPLITS)):
             if (text := getattr(self, name)) not in known:
                 raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
