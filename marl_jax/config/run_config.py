@@ -7,6 +7,7 @@ All mistakes are reported together, before anything is compiled. The run gets th
 takes it apart; `to_json` writes it, and `from_json` reads back an equal one.
 """
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -63,7 +64,6 @@ __all__ = [
 ]
 
 SCHEMA = 1  # changes when a field changes its meaning; a new field's default keeps the former behaviour
-RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that other fields made redundant
 T = TypeVar("T")
 
 
@@ -105,13 +105,8 @@ def upgraded(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("schema") != SCHEMA:
         return value
     value = copy.deepcopy(dict(value))
-    for path in RETIRED:
-        *groups, name = path.split(".")
-        parent: Any = value
-        for group in groups:
-            parent = parent.get(group) if isinstance(parent, dict) else None
-        if isinstance(parent, dict):
-            parent.pop(name, None)
+    with contextlib.suppress(KeyError, TypeError):  # such as a damaged group, which is refused later
+        del value["learner"]["interventions"]["mixing"]["clip_roles"]  # which other fields made redundant
     return fields.with_defaults(RunConfig, value)
 
 
