@@ -154,7 +154,7 @@ class Checkpoints:
                 return None
             trees, data, step = _load_newest(self.directory, templates, recorded, by)
             for newer in (n for n in saved if n > step):
-                self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
+                self.set_aside(newer, "unrecorded" if newer > recorded else "damaged")
             restored.append((trees, data))
             return step
 
@@ -163,12 +163,8 @@ class Checkpoints:
             return None
         return restored[0] if restored else restore(self.directory, step, templates)
 
-    def set_aside(self) -> None:
-        """Use none of the checkpoints: each is renamed to STEP.unrecorded."""
-        for step in steps(self.directory) if hosts.is_first() else ():
-            self._set_aside(step, "unrecorded")
-
-    def _set_aside(self, step: int, why: str) -> None:
+    def set_aside(self, step: int, why: str) -> None:
+        """Use this checkpoint no more: it is renamed to STEP.why."""
         aside = self.directory / f"{step}.{why}"
         _remove(aside)
         os.rename(self.directory / str(step), aside)

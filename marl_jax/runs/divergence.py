@@ -10,11 +10,8 @@ stay good and are saved, and the same command goes on with other problems.
 import contextlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from marl_jax import hosts
 from marl_jax.config.run_config import RunConfig
@@ -50,12 +47,25 @@ def finite(run: Run, state: State) -> Iterator[None]:
         if not state.step:
             raise
         hosts.from_all(run.checkpoints.wait)
-        raise diverged(run.folder, run.config, state.step + 1, str(error), bad=state.step) from error
+        raise diverged(run, state.step + 1, str(error), bad=state.step) from error
 
 
-def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
-    """The error of step `step`; the checkpoint of step `bad` is not finite, and is set aside."""
-    return Diverged(hosts.from_first(lambda: _record(folder, config, step, what, bad)))
+def diverged(run: Run, step: int, what: str, *, bad: int | None = None) -> Diverged:
+    """The error of step `step`, recorded in the folder; the checkpoint of step `bad`, not finite, is set aside."""
+    config, checkpoints = run.config, run.folder / "checkpoints"
+
+    def record() -> str:
+        if bad is not None and (checkpoints / str(bad)).exists():
+            run.checkpoints.set_aside(bad, "diverged")
+        good = steps(checkpoints)
+        where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
+        whose = f"seed {config.seed}, " if config.seeds > 1 else ""
+        text = f"{whose}step {step}: {what}; {where}: {ways_out(config)}"
+        about = {"step": step, "text": text, "config": config.to_json()}
+        write_atomically(run.folder / FILE, json.dumps(about) + "\n")
+        return text
+
+    return Diverged(hosts.from_first(record))
 
 
 def ways_out(config: RunConfig) -> str:
@@ -71,30 +81,9 @@ def ways_out(config: RunConfig) -> str:
 
 def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
     """Refuse at once a configuration that is known to diverge; the record stays until a run has opened."""
-    path = folder / FILE
-    if not path.exists():
-        return
-    try:
-        before: Any = json.loads(path.read_text(encoding="utf-8"))
-        same = before["config"] == config.to_json()
-    except (OSError, ValueError, TypeError, KeyError):
-        same = False
-    if same and not accept_changes:
-        raise Diverged(f"this run diverged with this configuration: {before['text']}")
-
-
-def _record(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
-    """The text of the error, which is also written to the folder; the bad checkpoint is set aside."""
-    checkpoints = folder / "checkpoints"
-    if bad is not None and (checkpoints / str(bad)).exists():
-        aside = checkpoints / f"{bad}.diverged"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(checkpoints / str(bad), aside)
-    good = steps(checkpoints)
-    where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
-    whose = f"seed {config.seed}, " if config.seeds > 1 else ""
-    text = f"{whose}step {step}: {what}; {where}: {ways_out(config)}"
-    write_atomically(
-        folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
-    )
-    return text
+    with contextlib.suppress(
+        OSError, ValueError, TypeError, KeyError
+    ):  # there is no record, or it is damaged
+        before = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if before["config"] == config.to_json() and not accept_changes:
+            raise Diverged(f"this run diverged with this configuration: {before['text']}")

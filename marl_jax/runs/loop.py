@@ -206,7 +206,7 @@ def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[S
     """The state after a step, which must be finite, and the metrics of the step."""
     updates = {name: learner_state.updates for name, learner_state in result.learner.items()}
     if what := broken_update(result.report, state.updates, updates):
-        raise diverged(run.folder, run.config, state.step + 1, what)
+        raise diverged(run, state.step + 1, what)
     # Calls read from files were counted when they were played.
     played = result.table if at.phase.source == "play" else result.table.take([])
     buffer, about_buffer = updated(state.buffer, played, run.config.data.buffer, state.step + 1)
@@ -247,7 +247,7 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
     trainer: list[Any] = [None] * len(table)
     for row, logp in zip(np.flatnonzero(run.phases.reported(table)), result.report.trainer_logp):
         trainer[row] = logp
-    recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
+    recording.record(run.folder / "episodes", "step", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
     ends = [end.error for bare in table.bare_episodes for end in bare.leaves or (bare,)]
     run.live.failures(number, ends, "path" if table.forked else "episode")
@@ -308,7 +308,7 @@ def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any]
 
     def write_line() -> dict[str, Any]:
         decode = run.parts.decoders
-        recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
+        recording.record(run.folder / "episodes", "val", run.config, state.step, graded, decode)
         line = summary(graded, samples, before, run.parts.metric) | ungraded
         append_line(run.folder / EVALUATIONS, state.step, run.about | line)
         for board in run.boards:

@@ -298,8 +298,9 @@ def _resumed(
                     f"{reached} steps are recorded, but there is no checkpoint in '{empty[0]}': restore it, train in "
                     "another folder, or begin again here without these records by --accept_changes"
                 )
-            for store in checkpoints:
-                store.set_aside()
+            for store in checkpoints if hosts.is_first() else ():
+                for step in steps(store.directory):
+                    store.set_aside(step, "unrecorded")
             return states
         found = [store.resume(state.arrays, reached, source) for state, store in zip(states, checkpoints)]
         resumed = [state.restored(*one) for state, one in zip(states, found) if one]

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,27 +16,6 @@ from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.table import Table
 
 
-def record_step(
-    folder: Path,
-    config: RunConfig,
-    step: int,
-    table: Table,
-    decode: Decoders,
-    trainer: Sequence[np.ndarray | None],
-) -> None:
-    """Write the first problems of a training step, if the step is one to record."""
-    every = config.logging.episodes_every
-    if every and (step % every == 0 or step in (1, config.steps)):
-        path = folder / f"step-{step:06d}.parquet"
-        _write(path, config, step, table, config.logging.episodes_problems, decode, trainer)
-
-
-def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
-    """Write the first problems of an evaluation: the same ones each time, with the same noise."""
-    if most := config.evaluation.recorded:
-        _write(folder / f"val-{step:06d}.parquet", config, step, table, most, decode)
-
-
 def tool_log(folder: Path, name: str) -> ToolLog:
     """The results of tools in a step or an evaluation; each process writes one file, and reads the files of all."""
     file = f"host{hosts.index()}-{name}" if hosts.index() else name
@@ -45,20 +25,27 @@ def tool_log(folder: Path, name: str) -> ToolLog:
         raise FolderError(str(error)) from None
 
 
-def _write(
-    path: Path,
+def record(
+    folder: Path,
+    kind: Literal["step", "val"],
     config: RunConfig,
     step: int,
     table: Table,
-    most: int,
     decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """Write up to `most` problems, with all their episodes: as many as fit into a file's share of the budget.
+    """Write the first problems of a training step, if it is one to record, or of an evaluation on val.
 
-    A single problem above the share is kept while all files are within the part of the budget that is due by this
-    step: long texts are recorded less often, but to the end of the run.
+    All their episodes are written, and as many problems as fit into a file's share of the budget. A single problem
+    above the share is kept while all files are within the part of the budget that is due by this step: long texts are
+    recorded less often, but to the end of the run. Evaluations record the same problems each time.
     """
+    every, most = config.logging.episodes_every, config.logging.episodes_problems
+    if kind == "val":
+        most = config.evaluation.recorded
+    elif not every or (step % every and step not in (1, config.steps)):
+        return
+    path = folder / f"{kind}-{step:06d}.parquet"
     by_task = itertools.groupby(table.bare_episodes, lambda bare: bare.task.id)
     ends = list(itertools.accumulate(len(list(episodes)) for _, episodes in by_task))
     problems = min(most, len(ends))
