@@ -23,14 +23,13 @@ from marl_jax.config.phase_fields import phase_at
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
 from marl_jax.fields import nearest, to_json
-from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.own_metric import with_outcomes
 from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.json_lines import plain, read_lines
 from marl_jax.runs import train
-from marl_jax.runs.loading.play import EVALUATION_NOISE, load_all, make_service, planned_engine, player_of
+from marl_jax.runs.loading.play import load_all, make_service, planned_engine, play_graded, player_of
 from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
@@ -74,12 +73,8 @@ def played(config: RunConfig, folder: Path, step: int) -> Table:
     stored = policies_at(folder, config, named.parts, step or "base")
     engine = planned_engine(config, named.parts, training=False)
     service = make_service(config, named.parts, stored.trees, engine, stored.updates, measured=True)
-    player, grader = player_of(config, named.parts, service), Grader()
-    tasks = list(named.splits["test"])
-    table = player.play(
-        tasks, samples=SAMPLES, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
-    )
-    graded, metric = grade(table, grader), named.parts.metric
+    player, tasks = player_of(config, named.parts, service), list(named.splits["test"])
+    graded, metric = play_graded(player, tasks, SAMPLES, config.seed), named.parts.metric
     return graded if metric is None else with_outcomes(graded, metric)
 
 

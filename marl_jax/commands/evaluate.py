@@ -28,7 +28,6 @@ from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning.memory import Shapes, memories
 from marl_jax.policies import decode_groups
-from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts import Progress, progress_bar, write_episodes
 from marl_jax.run_folder import folder
@@ -39,10 +38,10 @@ from marl_jax.run_folder.json_lines import append_line, read_lines
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.loading.parts import Parts, data_digest, load_tasks, shared_problems
 from marl_jax.runs.loading.play import (
-    EVALUATION_NOISE,
     load_all,
     make_service,
     planned_engine,
+    play_graded,
     player_of,
     settled_shapes,
 )
@@ -126,16 +125,8 @@ def evaluate(
 
         def play(contender: Contender, saved: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(saved.trees, saved.updates)
-            grader = Grader()
-            table = player_of(contender.config, pair.parts, service).play(
-                tasks,
-                samples=samples,
-                step=EVALUATION_NOISE,
-                seed=noise,
-                progress=watch(saved.name),
-                finished=grader.start,
-            )
-            table = grade(table, grader)
+            player = player_of(contender.config, pair.parts, service)
+            table = play_graded(player, tasks, samples, noise, progress=watch(saved.name))
             results = summary(table, samples, base, pair.parts.metric)
             results |= {"ungraded": count} if (count := newly_ungraded()) else {}
             about = {

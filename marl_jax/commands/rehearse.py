@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.planning.walks import unset_settings
 from marl_jax.pretraining.taught import untaught_warning
-from marl_jax.rewards.grading import RIGHT, Grader, grade
+from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import prompts_of, transcript
-from marl_jax.runs.loading.play import EVALUATION_NOISE, load_all, make_service, planned_engine, player_of
+from marl_jax.runs.loading.play import load_all, make_service, planned_engine, play_graded, player_of
 from marl_jax.runs.loading.stored import on_one_device
 
 WIDTH, LANES = 80, 32
@@ -28,12 +28,9 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
     shapes = planned_engine(config, parts, training=False)
     # The shapes need not be measured: no other engine has to compute the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)
-    grader = Grader()
     with contextlib.closing(service):
-        table = player_of(config, parts, service).play(
-            tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
-        )
-    decode, episodes = parts.decoders, grade(table, grader).episodes()
+        table = play_graded(player_of(config, parts, service), tasks, samples, config.seed)
+    decode, episodes = parts.decoders, table.episodes()
     for episode in episodes:
         verdict = "right" if episode.outcome >= RIGHT else "wrong"
         gold = f" (wanted: {episode.task.gold!r})" if episode.task.gold else ""

@@ -4,7 +4,7 @@ parts, shapes ──► engines ──► Player ──play(tasks)──► the 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError, check_tokens, demand_of
 from marl_jax.policies import Tree, decode_groups
+from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import EpisodesFailed, Player
 from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
@@ -37,6 +38,7 @@ from marl_jax.runs.loading.parts import (
 )
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
+from marl_jax.table import Table
 from marl_jax.tasks import DataError, Task
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
@@ -236,6 +238,22 @@ def player_of(config: RunConfig, parts: Parts, service: Service) -> Player:
         answers=not (parts.workflow.answers or needs_no_answer),
         combined=_summed,
     )
+
+
+def play_graded(
+    player: Player,
+    tasks: Sequence[Task],
+    samples: int,
+    seed: int,
+    check: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Table:
+    """The graded table of an evaluation; `check` may end the grading by an error, `options` are those of `play`."""
+    grader = Grader(check)
+    table = player.play(
+        tasks, samples=samples, step=EVALUATION_NOISE, seed=seed, finished=grader.start, **options
+    )
+    return grade(table, grader)
 
 
 def _summed(progress: Progress) -> Progress:
