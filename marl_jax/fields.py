@@ -16,7 +16,7 @@ import numbers
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -174,6 +174,13 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
     if close := difflib.get_close_matches(name, known, 1, cutoff):
         return f": did you mean '{close[0]}'?"
     return otherwise or f"; there is: {', '.join(known) or 'nothing'}"
+
+
+def unknown_names(where: str, names: Iterable[str], known: Collection[str], what: str) -> Iterator[str]:
+    """A line for each of the names at a place that is none of the known ones."""
+    for name in names:
+        if name not in known:
+            yield f"{where} names '{name}', which is no {what}{nearest(name, known)}"
 
 
 # It tries `int` first: checking the abstract class alone takes longer than all the rest of an engine's request.

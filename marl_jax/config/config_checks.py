@@ -104,7 +104,7 @@ def _unknown_policies(where: str, settings: Mapping[str, Any], policy_map: Mappi
         if len(policies) == 1:
             by_policy.setdefault(policies.pop(), {})[name] = settings[name]
         else:
-            yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
+            yield from fields.unknown_names(where, [name], known, phase_fields.POLICY)
     for policy, roles in by_policy.items():
         names = " and ".join(f"'{role}'" for role in roles)
         if len({*map(str, roles.values())}) > 1:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Settings of the learner that decide the form of its state, or how gradients are separated. They are fixed for a run.
 KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
+ROLE, POLICY = "role of the workflow", "policy of policies.map"  # kinds of names, for error messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +143,10 @@ def problems(config: "RunFields") -> Iterator[str]:
     for number, phase in enumerate(phases):
         where = f"phases[{number}]{f' ({phase.name})' if phase.name else ''}"
         unknown = [name for name in phase.roles if role_of_key(name, roles) is None]
-        for name in unknown:
-            yield (
-                f"{where}.roles names '{name}', which is no role of the workflow and no 'role/number' for a "
-                f"slot{fields.nearest(name, roles)}"
-            )
-        for name in (*phase.policies, *phase.copies, *phase.copies.values()):
-            if name not in known:
-                yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
+        of_roles = "role of the workflow and no 'role/number' for a slot"
+        yield from fields.unknown_names(f"{where}.roles", unknown, roles, of_roles)
+        named = (*phase.policies, *phase.copies, *phase.copies.values())
+        yield from fields.unknown_names(where, named, known, POLICY)
         if phase.flatten and phase.flatten not in roles:
             yield f"{where}.flatten is '{phase.flatten}', which is no role{fields.nearest(phase.flatten, roles)}"
         chosen = learner
@@ -166,16 +163,13 @@ def problems(config: "RunFields") -> Iterator[str]:
             )
         interventions, of_run = chosen.interventions, learner.interventions.named
         for setting, names in interventions.named.items():  # names set for the run are checked elsewhere
-            for name in sorted({*names} - {*roles} - {*of_run[setting]}):
-                yield (
-                    f"{where}: learner.interventions.{setting} names '{name}', which is no role of the workflow"
-                    f"{fields.nearest(name, roles)}"
-                )
-        for name in sorted({*chosen.learning_rates} - {*known} - {*learner.learning_rates}):
-            yield (
-                f"{where}: learner.learning_rates names '{name}', which is no policy of policies.map"
-                f"{fields.nearest(name, known)}"
+            place, of_phase = (
+                f"{where}: learner.interventions.{setting}",
+                sorted({*names} - {*of_run[setting]}),
             )
+            yield from fields.unknown_names(place, of_phase, roles, ROLE)
+        of_phase = sorted({*chosen.learning_rates} - {*learner.learning_rates})
+        yield from fields.unknown_names(f"{where}: learner.learning_rates", of_phase, known, POLICY)
         if not unknown and {*phase.policies} <= {*known}:
             training = {role for role, _, _ in phase._training(policy_map, frozen_roles)}
             if not phase.trained_policies(policy_map, frozen_roles) or training <= {*interventions.freeze}:

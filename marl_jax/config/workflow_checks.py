@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from marl_jax import fields, table
+from marl_jax.config.phase_fields import ROLE
 from marl_jax.config.run_fields import RunFields
 from marl_jax.own import is_own
 from marl_jax.planning.walks import least_calls
@@ -139,10 +140,7 @@ def _roles(config: RunFields) -> Problems:
         f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
     }
     for where, names in {**named, "rewards.penalized_roles": config.rewards.penalized_roles}.items():
-        for name in names:
-            if name not in config.roles:
-                near = fields.nearest(name, config.roles)
-                yield f"{where} names '{name}', which is no role of the workflow{near}"
+        yield from fields.unknown_names(where, names, config.roles, ROLE)
 
 
 def bad_sampling(config: RunFields) -> Problems:
