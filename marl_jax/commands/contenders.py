@@ -179,7 +179,8 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
     if not accept_changes:
         check_unchanged(path, digests(their_config, their_parts, {}))
     policy = policy_of(their_config.policies.map, their_config.roles[0])
-    players = [name for key, name in config.policies.map.items() if role in (key, key.split("/")[0])]
+    keys = [key for key in config.policies.map if role in (key, key.split("/")[0])]
+    players = [config.policies.map[key] for key in keys]
     for player in players:
         if difference := _difference(parts, player, their_parts, policy):
             raise FolderError(
@@ -191,10 +192,7 @@ def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept
     specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
     base = parts.specs[players[0]].base  # the base that it replaces
     weights = whole_weights(their_parts, policy, stored.trees[policy], parts.models[base].dtype)
-    policy_map = {
-        key: name if role in (key, key.split("/")[0]) else policy
-        for key, policy in config.policies.map.items()
-    }
+    policy_map = {**config.policies.map, **dict.fromkeys(keys, name)}
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
     return Comparison(
         Contender(dataclasses.replace(config, policies=_pruned(config, policy_map)), evaluation.mode, about),
