@@ -123,16 +123,13 @@ def settled_form(shapes: Shapes) -> dict[str, Any]:
 
 def settled_shapes(settled: Mapping[str, Any], config: RunConfig) -> Shapes | None:
     """The shapes that an earlier start settled."""
-    if not (settled.get("engine") or settled.get("engines")):
+    name, forms = "engines", settled.get("engines")
+    if common := settled.get("engine"):
+        name, forms = "engine", {spec.base: common for spec in config.policies.specs.values()}
+    if not forms:
         return None
-    name = "engine" if settled.get("engine") else "engines"
     try:
-        if name == "engine":
-            bases = (spec.base for spec in config.policies.specs.values())
-            return dict.fromkeys(bases, _settled_engine(settled[name]))
-        return {base: _settled_engine(form) for base, form in settled[name].items()}
-    except FolderError:
-        raise
+        return {base: _settled_engine(form) for base, form in forms.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise FolderError(
             f"{CONFIG} has a broken settled.{name} ({error}): restore it, or make settled {{}}"
