@@ -230,14 +230,13 @@ def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[S
 def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungraded: int) -> None:
     """Write the results of a step to the folder and show them; `ungraded` counts answers without a grade."""
     config, parts, table = run.config, run.parts, result.table
-    tokenizers = parts.of_policies(parts.tokenizers)
-    if number == 1 and (strange := unfamiliar_prompts(table, parts.pairs, tokenizers)):
-        values["warnings"] = [*values.get("warnings", ()), *strange]
+    warnings = [*values.get("warnings", ())]
+    if number == 1:
+        warnings += unfamiliar_prompts(table, parts.pairs, parts.of_policies(parts.tokenizers))
     if ungraded:
-        values["warnings"] = [
-            *values.get("warnings", ()),
-            f"{ungraded} answers could not be graded, and earned 0",
-        ]
+        warnings.append(f"{ungraded} answers could not be graded, and earned 0")
+    if warnings:
+        values["warnings"] = warnings
     if alarms := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in alarms]
     append_line(run.folder / METRICS, number, values)
@@ -250,7 +249,7 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
     run.live.step(number, values)
     ends = [end.error for bare in table.bare_episodes for end in bare.leaves or (bare,)]
     run.live.failures(number, ends, "path" if table.forked else "episode")
-    for warning in values.get("warnings", ()):
+    for warning in warnings:
         run.live.note(f"step {number}: {warning}")
     run.live.alarms([alarm for alarm in alarms if alarm.step == number], run.watch.holding)
 

@@ -103,6 +103,8 @@ def open_runs(
 
     Open files and workers are closed with the stack.
     """
+    if unset := unset_settings(config):
+        raise ConfigError(unset)
     if config.seeds > 1:
         _check_room(config)
     configs = _each_seed(config)
@@ -127,11 +129,9 @@ def open_runs(
         phases = [Phases(c, parts, networks, folder) for c, folder in zip(configs, folders)]
         states = [_initial_state(c, parts, run_phases) for c, run_phases in zip(configs, phases)]
         retention = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-        checkpoints = []
-        for folder in folders:
-            store = Checkpoints(folder / "checkpoints", resume_only=("learner", "reference"), **retention)
-            stack.callback(store.close)
-            checkpoints.append(store)
+        retention["resume_only"] = ("learner", "reference")
+        stores = (Checkpoints(folder / "checkpoints", **retention) for folder in folders)
+        checkpoints = [stack.enter_context(contextlib.closing(store)) for store in stores]
         reached = hosts.from_first(lambda: min(last_complete_step(folder / METRICS) for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
         states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
@@ -233,8 +233,6 @@ def _check_room(config: RunConfig) -> None:
             f"{config.seeds} seeds keep {files} files open and a process may open {limit} here: raise "
             "the limit (ulimit -n), or lower --config.seeds"
         )
-    if unset_settings(config):  # refused later
-        return
     device = devices.here()
     alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), device)
     each = sum(part.bytes for part in alone.parts if part.name in OF_SEEDS)
@@ -337,8 +335,6 @@ def _load(
 ) -> tuple[Loaded, Compiled | None, dict[str, Any], Pace]:
     """The parts of the run, checked before compilation; its compiled road; settings of the first start; step times."""
     config = configs[0]
-    if problems := unset_settings(config):
-        raise ConfigError(problems)
     earlier = hosts.from_first(lambda: settled_for(folders[0], config))
     shapes = settled_shapes(earlier, config)
     # Before the weights are loaded, because the plan counts them.
