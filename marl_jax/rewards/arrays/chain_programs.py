@@ -1,11 +1,10 @@
 """Programs of the chain language of micro_code, read and run in arrays; functions of one row, for `vmap`.
 
     ```python            each line:       x=E, and at last return E, indented by one blank
-    def f(x):            E from inside:   x, then the operations around it, step by step
-     x=x+7                 operators      E+c E-c E*c E%c E//c  -E  E*E  (E)   with Python's precedence
-     return max(x,3)*2     on a number    max(E,c) min(E,c) abs(E)
-    ```                    on a list      [i+c for i in E] [i-c ..] [i*c ..] [i for i in E if i>c] [.. i<c] [.. i%c==d]
-                                          E[:c] E[c:] E[::-1] sorted(E) sum(E) len(E) max(E,default=0) min(E,default=0)
+    def f(x):            E from inside:   x, then the operations around it, step by step: the forms in `_FORMS`
+     x=x+7
+     return max(x,3)*2
+    ```
 
 A program runs while it is read: each step extends the innermost expression outwards by one operation, on all tests at
 once. Constants have at most nine digits. A program of this form gets the sandbox's verdict. Any other program is
@@ -13,6 +12,7 @@ once. Constants have at most nine digits. A program of this form gets the sandbo
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,20 @@ _DIGITS = 9
 _HEADER = "def f(x):\n"
 _ATOM, _PRODUCT, _SUM = 3, 2, 1  # precedence of the outermost operation of an expression
 _CODE = {name: i for i, name in enumerate(OPERATIONS)}
+# The forms around an expression E with constants C and D, those that bind most tightly first: (the loosest precedence
+# of E, the precedence of the form, the operation of each form).
+_FORMS = (
+    (_ATOM, _ATOM, {"E[:C]": "first", "E[C:]": "drop", "E[::-1]": "reverse"}),
+    (_ATOM, _PRODUCT, {"E*E": "square", "-E": "negate"}),
+    (_PRODUCT, _PRODUCT, {"E*C": "times", "E%C": "modulo", "E//C": "floor"}),
+    (_SUM, _SUM, {"E+C": "add", "E-C": "subtract"}),
+    (_SUM, _ATOM, {"(E)": "none", "abs(E)": "absolute", "max(E,C)": "least", "min(E,C)": "most"}),
+    (_SUM, _ATOM, {"sorted(E)": "sort", "sum(E)": "sum", "len(E)": "count"}),
+    (_SUM, _ATOM, {"max(E,default=0)": "largest", "min(E,default=0)": "smallest"}),
+    (_SUM, _ATOM, {"[i+C for i in E]": "add each", "[i-C for i in E]": "subtract each"}),
+    (_SUM, _ATOM, {"[i*C for i in E]": "times each", "[i for i in E if i%C==D]": "remainder"}),
+    (_SUM, _ATOM, {"[i for i in E if i>C]": "above", "[i for i in E if i<C]": "below"}),
+)
 
 
 @flax.struct.dataclass
@@ -140,9 +154,11 @@ class _Source:
     def has(self, at: jax.Array, text: str) -> jax.Array:
         return functools.reduce(jnp.logical_and, (self.char(at + k) == ord(c) for k, c in enumerate(text)))
 
-    def ends(self, at: jax.Array, text: str) -> jax.Array:
-        """Whether the text ends just before a place."""
-        return self.has(at - len(text), text) & (at >= len(text))
+    def repeats(self, start: jax.Array, end: jax.Array, at: jax.Array) -> jax.Array:
+        """Whether the text start..end comes again at a place."""
+        place = jnp.arange(len(self.chars))
+        again = self.chars.at[place + at - start].get(mode="fill", fill_value=0)
+        return jnp.all((self.chars == again) | (place < start) | (place >= end))
 
     def literal(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(whether a number begins here, its value, where it ends)."""
@@ -217,11 +233,15 @@ def _begin_line(source: _Source, state: _Progress, line: jax.Array) -> _Progress
 
 def _grow(source: _Source, state: _Progress) -> _Progress:
     """Extend the expression by one operation, or end its line."""
-    forms = _forms(source, state)
-    fits = jnp.stack([form[0] for form in forms])
+    forms = [
+        (state.binds >= inside, *_match(source, state, form), _CODE[name], binds)
+        for inside, binds, operations in _FORMS
+        for form, name in operations.items()
+    ]
+    fits = jnp.stack([tight & found for tight, found, *_ in forms])
     chosen = jnp.argmax(fits)  # the first form that fits: it binds most tightly
     pick = lambda i: jnp.stack([jnp.asarray(form[i], jnp.int32) for form in forms])[chosen]
-    operation, c, d, start, end, binds = map(pick, range(1, 7))
+    c, d, start, end, operation, binds = map(pick, range(2, 8))
     value = jax.vmap(apply, in_axes=(None, None, None, 0))(operation, c, d, state.value)
     grown = replace(state, value=value, start=start, end=end, binds=binds)
 
@@ -241,89 +261,27 @@ def _grow(source: _Source, state: _Progress) -> _Progress:
     return replace(state, done=done, beyond=state.beyond | beyond)
 
 
-def _forms(source: _Source, state: _Progress) -> list[tuple]:
-    """(fits, operation, c, d, start, end, binds) of all forms around the expression, those that bind tightest first."""
-    start, end, binds = state.start, state.end, state.binds
-    before, after = source.char(start - 1), source.char(end)
-    forms: list[tuple] = []
-
-    def form(fits, name, c=0, d=0, left=0, right=0, tight=_ATOM):
-        forms.append((fits, _CODE[name], c, d, start - left, end + right, tight))
-
-    # Slices.
-    atom = binds == _ATOM
-    found, c, stop = source.literal(end + 2)
-    form(atom & source.has(end, "[:") & found & source.has(stop, "]"), "first", c, right=stop + 1 - end)
-    found, c, stop = source.literal(end + 1)
-    form(atom & source.has(end, "[") & found & source.has(stop, ":]"), "drop", c, right=stop + 2 - end)
-    form(atom & source.has(end, "[::-1]"), "reverse", right=6)
-
-    # E*E, and a sign before E.
-    width = end - start
-    place = jnp.arange(len(source.chars))
-    again = source.chars.at[place + width + 1].get(mode="fill", fill_value=0)
-    twice = jnp.all((source.chars == again) | (place < start) | (place >= end)) & (after == ord("*"))
-    past = source.char(end + 1 + width)
-    form(atom & twice & (past != ord("[")), "square", right=1 + width, tight=_PRODUCT)
-    behind = source.char(start - 2)
-    opens = (behind == ord("=")) | (behind == ord("(")) | (behind == ord(" "))
-    form(atom & (before == ord("-")) & opens & (after != ord("[")), "negate", left=1, tight=_PRODUCT)
-
-    # Operators with a number on the right.
-    product = binds >= _PRODUCT
-    for sign, name in (("*", "times"), ("%", "modulo"), ("//", "floor")):
-        found, c, stop = source.literal(end + len(sign))
-        form(product & source.has(end, sign) & found, name, c, right=stop - end, tight=_PRODUCT)
-    found, c, stop = source.literal(end + 1)
-    then = source.char(stop)
-    tighter = (then == ord("*")) | (then == ord("%")) | (then == ord("/"))
-    for sign, name in (("+", "add"), ("-", "subtract")):
-        form(source.has(end, sign) & found & ~tighter, name, c, right=stop - end, tight=_SUM)
-
-    # Calls and parentheses.
-    closes = (before == ord("(")) & (after == ord(")"))
-    for call, name in (("abs(", "absolute"), ("sorted(", "sort"), ("sum(", "sum"), ("len(", "count")):
-        form(closes & _calls(source, start, call), name, left=len(call), right=1)
-    comma = after == ord(",")
-    found, c, stop = source.literal(end + 1)
-    for call, number, reduced in (("max(", "least", "largest"), ("min(", "most", "smallest")):
-        here = comma & _calls(source, start, call)
-        form(here & found & source.has(stop, ")"), number, c, left=4, right=stop + 1 - end)
-        form(here & source.has(end, ",default=0)"), reduced, left=4, right=len(",default=0)"))
-    form(closes & ~_is_value(behind), "none", left=1, right=1)
-
-    # Lists.
-    loop = " for i in "
-    looped = source.ends(start, loop)
-    edge = start - len(loop)
-    found, c, first = source.literal_before(edge)
-    shut = looped & (after == ord("]")) & found
-    for sign, name in (("+", "add each"), ("-", "subtract each"), ("*", "times each")):
-        opening = f"[i{sign}"
-        form(shut & _opens(source, first, opening), name, c, left=start - first + len(opening), right=1)
-    plain = looped & _opens(source, edge, "[i")
-    left = len("[i" + loop)
-    found, c, stop = source.literal(end + len(" if i>"))
-    for sign, name in ((">", "above"), ("<", "below")):
-        fits = plain & source.has(end, f" if i{sign}") & found & source.has(stop, "]")
-        form(fits, name, c, left=left, right=stop + 1 - end)
-    equal, d, last = source.literal(stop + 2)
-    fits = plain & source.has(end, " if i%") & found & source.has(stop, "==") & equal & source.has(last, "]")
-    form(fits, "remainder", c, d, left=left, right=last + 1 - end)
-    return forms
-
-
-def _calls(source: _Source, at: jax.Array, call: str) -> jax.Array:
-    """Whether the call, and not a longer name, is just before a place."""
-    before = source.char(at - len(call) - 1)
-    return source.ends(at, call) & ~_is_value(before) & (before != ord("."))
-
-
-def _opens(source: _Source, at: jax.Array, text: str) -> jax.Array:
-    """Whether the text is just before a place and begins a list, not a subscript."""
-    return source.ends(at, text) & ~_is_value(source.char(at - len(text) - 1))
-
-
-def _is_value(char: jax.Array) -> jax.Array:
-    """Whether a name, a number or a closed bracket ends with the character."""
-    return is_word(char) | among(char, b")]")
+def _match(source: _Source, state: _Progress, form: str) -> tuple[Any, ...]:
+    """(whether the form is around the expression, its C and D, its start, its end), read from inside outwards."""
+    left, right = (filter(None, re.split("([CDE])", side)) for side in form.split("E", 1))
+    fits, start, end = jnp.bool_(True), state.start, state.end
+    constants: dict[str, Any] = {"C": 0, "D": 0}
+    for piece in right:
+        if piece == "E":
+            found, end = source.repeats(state.start, state.end, end), end + state.end - state.start
+        elif piece in constants:
+            found, constants[piece], end = source.literal(end)
+        else:
+            found, end = source.has(end, piece), end + len(piece)
+        fits &= found
+    for piece in reversed(list(left)):
+        if piece in constants:
+            found, constants[piece], start = source.literal_before(start)
+        else:
+            start -= len(piece)
+            found = source.has(start, piece)
+        fits &= found
+    if not form.startswith("E"):  # neither the end of a longer name nor a subscript
+        before = source.char(start - 1)
+        fits &= ~(is_word(before) | among(before, b")]."))
+    return fits, *constants.values(), start, end
