@@ -19,16 +19,12 @@ def clean(text: str) -> str:
         text = _CASES.sub(r"\\begin{cases}\2\\end{cases}", text)
         text = _UNIT_FRACTION.sub(r"\1/\2", _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text)))
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
-        is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
-        text = text.replace("$", "¤" if is_price else "")
+        text = _PRICE.sub(r"\1¤", text).replace("$", "")
         # A bare m may be a variable.
         text = _LETTER_UNIT.sub(lambda match: f" {UNIT_LETTERS[match['letter']]}", text)
         text = _BOLD_SET.sub(r"\1\\mathbb{\2}", text)
         for _ in range(4):  # \textbf{\text{A}}
-            unwrapped = _WRAPPER.sub(r" \1 ", text)
-            if unwrapped == text:
-                break
-            text = unwrapped
+            text = _WRAPPER.sub(r" \1 ", text)
         text = _LOGIC.sub(lambda match: r" \cap " if match["both"] else r" \cup ", text)
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
@@ -38,7 +34,7 @@ def clean(text: str) -> str:
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _AM_PM.sub(lambda match: f" {match.group().strip()[0].lower()}m", text)
-    text = _PLAIN_WORD.sub(lambda match: _PLAIN[match.group().lower()], text)
+    text = _PLAIN_WORD.sub(lambda match: _PLAIN[match.group().lower()], text.replace("**", "^ "))
     text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda match: "" if match["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), " ".join(text.split()))
@@ -175,7 +171,6 @@ _PLAIN_TABLE = r"""
     \infty infinity inf oo
     ^\circ degree degrees
     %      percent pct
-    ^      **
 """
 _UNICODE_TABLE = r"""
     -      − – — ‐ ‑
@@ -299,7 +294,7 @@ _FOR_ALL = re.compile(  # f(x) = x for all real x
     rf"(?:{_EVERY}(?P=name)(?:{_IN_NUMBERS})?|[,;] ?(?P=name){_IN_NUMBERS})"
 )
 _ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
-_LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
+_PRICE = re.compile(r"^(\s*-?\s*)\$(?=[^$]*$)")
 _BRACED = r"[^{}]*"  # a text with braces, down to three levels
 for _ in range(3):
     _BRACED = rf"[^{{}}]*(?:\{{{_BRACED}\}}[^{{}}]*)*"
@@ -319,11 +314,7 @@ _COMMAND = re.compile(
     r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
     r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*\+\s*\}))?)|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
-_PLAIN_WORD = re.compile(
-    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|dne|no solutions?|per ?cent|pct|degrees?|sqrt|pi"
-    r"|(?:arc)?(?:sin|cos|tan)|exp|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
-    re.IGNORECASE,
-)
+_PLAIN_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(_PLAIN)})(?![A-Za-z])", re.IGNORECASE)
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
