@@ -325,30 +325,13 @@ EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": lambda *v: max(v),
     "min": lambda *v: min(v),
 }
+_INVERTIBLE = ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+_RECIPROCALS = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh", "sech": "cosh", "csch": "sinh"}
 FLOAT_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
-    "cot": lambda z: 1 / cmath.tan(z),
-    "sec": lambda z: 1 / cmath.cos(z),
-    "csc": lambda z: 1 / cmath.sin(z),
-    "arcsin": cmath.asin,
-    "arccos": cmath.acos,
-    "arctan": cmath.atan,
-    "arcsec": lambda z: cmath.acos(1 / z),
-    "arccsc": lambda z: cmath.asin(1 / z),
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "coth": lambda z: 1 / cmath.tanh(z),
-    "sech": lambda z: 1 / cmath.cosh(z),
-    "csch": lambda z: 1 / cmath.sinh(z),
-    "arcsinh": cmath.asinh,
-    "arccosh": cmath.acosh,
-    "arctanh": cmath.atanh,
-    "arccoth": lambda z: cmath.atanh(1 / z),
-    "arcsech": lambda z: cmath.acosh(1 / z),
-    "arccsch": lambda z: cmath.asinh(1 / z),
+    **{name: getattr(cmath, name) for name in ("exp", *_INVERTIBLE)},
+    **{f"arc{name}": getattr(cmath, f"a{name}") for name in _INVERTIBLE},
+    **{name: lambda z, of=of: 1 / getattr(cmath, of)(z) for name, of in _RECIPROCALS.items()},
+    **{f"arc{name}": lambda z, of=of: getattr(cmath, f"a{of}")(1 / z) for name, of in _RECIPROCALS.items()},
     "ln": cmath.log,
-    "exp": cmath.exp,
 }
+del FLOAT_FUNCTIONS["arccot"]  # it is on another branch: see `latex`
