@@ -73,6 +73,7 @@ _ARROWS = {"\\vec", "\\overrightarrow"}
 _NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, *_ACCENTS, "pi", "frac", "binom", "sqrt"}
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
 _PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
+_FENCES = {"|": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _ACCENTED = re.compile(r"(?:[A-Za-z]+|\\[A-Za-z]+)(?:_?\d)?")  # a vector, a segment, a mean: a, AB, e_1
 _SUBSCRIPT = re.compile(r"[^\W_]+(?:[+-][^\W_]+)*")  # 0, n+1
@@ -145,34 +146,29 @@ class _Parser:
         factors = [self.factor()]
         while True:
             operator = self.next()
-            if operator in ("*", "/", "\\cdot", "\\times", "\\div"):
-                self.take()
-                sign *= self.sign()
-                ten = self.tokens[self.at : self.at + 2] == ["10", "^"]  # 3 * 10^8 is one number
-                factor = self.factor()
-                if factors[-1][0] == factor[0] == "n" and operator not in ("/", "\\div") and not ten:
-                    self.unfinished = True
-                factors.append(
-                    factor if operator in ("*", "\\cdot", "\\times") else power(factor, number(-1))
-                )
-            elif operator == " ":  # 1 1/2
+            if operator == " ":  # 1 1/2
                 self.take()
                 whole, above = factors[-1], self.take()
                 self.take("/")
                 if len(factors) > 1 or whole[0] != "n" or whole[1].denominator != 1:
                     raise Unreadable("two numbers side by side")
                 factors = [number(whole[1] + _fraction(above, self.take()))]
-            elif self.begins_factor():
-                mixed = operator == "\\frac" and self.tokens[self.at - 1].isdigit() and len(factors) == 1
-                factor = self.factor()
-                if mixed and factor[0] == factors[-1][0] == "n":
-                    factors = [number(factors[-1][1] + factor[1])]
-                    continue
-                if factors[-1][0] == factor[0] == "n":
-                    self.unfinished = True
-                factors.append(factor)
-            else:
+                continue
+            mixed = operator == "\\frac" and self.tokens[self.at - 1].isdigit() and len(factors) == 1
+            over, ten = operator in ("/", "\\div"), False
+            if over or operator in ("*", "\\cdot", "\\times"):
+                self.take()
+                sign *= self.sign()
+                ten = self.tokens[self.at : self.at + 2] == ["10", "^"]  # 3 * 10^8 is one number
+            elif not self.begins_factor():
                 break
+            factor = self.factor()
+            numbers = factors[-1][0] == factor[0] == "n"
+            if numbers and mixed:  # 1\frac{1}{2}
+                factors = [number(factors[-1][1] + factor[1])]
+                continue
+            self.unfinished |= numbers and not (over or ten)
+            factors.append(power(factor, number(-1)) if over else factor)
         return multiply([number(sign), *factors]) if sign < 0 or len(factors) > 1 else factors[0]
 
     def begins_factor(self) -> bool:
@@ -256,13 +252,11 @@ class _Parser:
             tree = self.group()
             self.bars = bars
             return tree
-        if token == "|":
-            self.bars += 1
-            tree = ("f", "abs", self.group())
-            self.bars -= 1
+        if token in _FENCES:
+            self.bars += token == "|"
+            tree = ("f", _FENCES[token], self.group())
+            self.bars -= token == "|"
             return self.folded(tree)
-        if token in ("\\lfloor", "\\lceil"):
-            return self.folded(("f", {"\\lfloor": "floor", "\\lceil": "ceil"}[token], self.group()))
         self.take()
         if token[0].isdigit() or token[0] == ".":
             return number(_number(token))
