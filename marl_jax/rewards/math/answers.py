@@ -359,7 +359,7 @@ def _relation(text: str) -> Node:
         return ("equation", tuple(parts))
     if signs == ["\\in"] and (_VARIABLE.fullmatch(parts[0]) or (text[0] == "(" and is_label(parts[0]))):
         return read(parts[1])
-    if signs == ["\\ne"] and _VARIABLE.fullmatch(parts[0]) and parts[0] not in _CONSTANTS:
+    if signs == ["\\ne"] and _is_variable(parts[0]):
         reals, points = read(f"-\\infty<{parts[0]}<\\infty"), ("set", _items(parts[1]))
         return combine("\\setminus", (reals, points)) or _text(text)
     if all(sign in ("<", "\\le") for sign in signs):
@@ -371,16 +371,16 @@ def _relation(text: str) -> Node:
 
 def _inequality(text: str, parts: list[str], strict: list[bool]) -> Node:
     """a < x < b as the interval that it describes; another comparison of two sides as the sign of a difference."""
-    low, high = read("-\\infty"), read("\\infty")
-    ends = [None if _VARIABLE.fullmatch(part) and part not in _CONSTANTS else read(part) for part in parts]
-    if all(end is None or (end[0] == "scalar" and variables(end[1]) <= {"\\infty"}) for end in ends):
-        match ends:
-            case [a, None, b] if a and b:
-                return _interval((a, b), (strict[0], strict[1]), parts[1])
-            case [None, b] if b:
-                return _interval((low, b), (True, strict[0]), parts[0])
-            case [a, None] if a:
-                return _interval((a, high), (strict[0], True), parts[1])
+    sides, is_open = parts, strict
+    if _is_variable(parts[0]):
+        sides, is_open = ["-\\infty", *sides], [True, *is_open]
+    if _is_variable(parts[-1]):
+        sides, is_open = [*sides, "\\infty"], [*is_open, True]
+    if len(sides) == 3 and _is_variable(sides[1]):
+        ends = read(sides[0]), read(sides[2])
+        if all(end[0] == "scalar" and variables(end[1]) <= {"\\infty"} for end in ends):
+            left, right = "(" if is_open[0] else "[", ")" if is_open[1] else "]"
+            return ("bracket", left, right, ends, unbraced(sides[1]))
     tree = difference(parts)
     return _text(text) if tree is None else ("inequality", "<" if strict[0] else "<=", tree)
 
@@ -396,9 +396,8 @@ def difference(parts: Sequence[str]) -> Tree | None:
         return None
 
 
-def _interval(items: tuple[Node, Node], open_ends: tuple[bool, bool], variable: str) -> Node:
-    left, right = "(" if open_ends[0] else "[", ")" if open_ends[1] else "]"
-    return ("bracket", left, right, items, unbraced(variable))
+def _is_variable(text: str) -> bool:
+    return _VARIABLE.fullmatch(text) is not None and text not in _CONSTANTS
 
 
 def _finished(node: Node) -> Node:

@@ -96,12 +96,11 @@ def _compound(text: str) -> str:
     r"""The name of a product or quotient of units, kg\cdot m/s^2; "" if a factor is no known unit."""
     if not re.search(r"/|[A-Z]|[a-z]{2}", text.replace("\\cdot", "")):  # m \cdot g is a product of letters
         return ""
-    factors = [(slash, _singular(word), power) for slash, word, power in _FACTORS.findall(text)]
-    if not all(word in _KNOWN for _, word, _ in factors):
+    factors = _FACTORS.findall(text)
+    if not all(_singular(word) in _KNOWN for _, word, _ in factors):
         return ""
     return " ".join(
-        ("per " if slash else "") + word + (f"^{power}" if power not in ("", "1") else "")
-        for slash, word, power in factors
+        ("per " if slash else "") + _name(word, int(power or 1)) for slash, word, power in factors
     )
 
 
