@@ -82,12 +82,12 @@ def _value(task: Task, value: Any) -> Value:
         raise ValueError(
             f"a test of task {task.id!r} has the value {value!r:.80}: arrays hold integers and lists of up to {ITEMS}"
         )
-    items: Any = np.zeros(ITEMS, np.int32)
+    items = np.zeros(ITEMS, np.int32)
     if is_list:
         items[: len(numbers)] = numbers
-    counted: Any = np.array([0 if is_list else value, len(numbers) if is_list else 0], np.int32)
-    flags: Any = np.array([is_list, False, False])
-    return Value(flags[0], counted[0], items, counted[1], flags[1], flags[2])
+    number, size = (0, len(numbers)) if is_list else (value, 0)
+    leaves: Any = (np.bool_(is_list), np.int32(number), items, np.int32(size), np.False_, np.False_)
+    return Value(*leaves)
 
 
 # ---------------------------------------------------------------- where the program is

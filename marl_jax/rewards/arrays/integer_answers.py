@@ -162,9 +162,12 @@ def _read(text: jax.Array, state: _State) -> _State:
         state = read(state, char)
     stray = among(char, b",;:")
     top = before.depth == 0
+    no_number = ~among(char, b"x(){}+-*/")
     return replace(
         state,
         at=before.at + 1,
+        counted=state.counted & no_number,
+        mixable=state.mixable & no_number,
         invalid=state.invalid | stray,
         wrong=state.wrong | (stray & top),
         run=jnp.where(char == ord("x"), before.run + 1, 0),
@@ -268,9 +271,7 @@ def _joins(state: _State, here: jax.Array) -> _State:
 def _read_x(state: _State, char: jax.Array) -> _State:
     here = char == ord("x")
     state = _factor(_joins(state, here), here, fractions.constant(_X))
-    return replace(
-        state, has_x=state.has_x | here, counted=state.counted & ~here, mixable=state.mixable & ~here
-    )
+    return replace(state, has_x=state.has_x | here)
 
 
 def _read_bracket(state: _State, char: jax.Array) -> _State:
@@ -301,8 +302,6 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
         kinds=kinds.astype(jnp.uint32),
         depth=state.depth + opens - closes,
         expects=state.expects | opens,
-        counted=state.counted & ~(opens | closes),
-        mixable=state.mixable & ~(opens | closes),
         invalid=state.invalid | (closes & (state.next != _NOTHING)),
         beyond=state.beyond | strange,
     )
@@ -329,8 +328,6 @@ def _read_sign(state: _State, char: jax.Array) -> _State:
         state,
         term=term,
         expects=state.expects | ends | operator,
-        counted=state.counted & ~(sum_sign | operator),
-        mixable=state.mixable & ~(sum_sign | operator),
         next=jnp.where(slash, _BELOW, state.next),
         undone=state.undone | ends | times,
         invalid=state.invalid | ((sum_sign | operator) & pending),
