@@ -19,7 +19,7 @@ from marl_jax.models.weight_table import abstract
 from marl_jax.planning import devices
 from marl_jax.planning.costs import trained_tree
 from marl_jax.planning.dry_run import Demand
-from marl_jax.planning.memory import most_units
+from marl_jax.planning.memory import count_units
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
@@ -50,20 +50,16 @@ def needed(m: Any) -> int:
 
 
 def lowered(
-    config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan, policy: str | None = None
+    config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan, policy: str
 ) -> dict[str, jax.stages.Lowered]:
-    """The programs at the largest shapes of a plan: for one device, stream, slice and bank.
-
-    `policy` is the policy whose model is lowered; None: any policy that learns.
-    """
-    specs = config.policies.specs
-    spec = specs[policy or next(name for name, one in specs.items() if not one.frozen)]
+    """The programs of a policy at the largest shapes of a plan: for one device, stream, slice and bank."""
+    specs, spec = config.policies.specs, config.policies.specs[policy]
     learner, shapes = config.learner, plan.shapes[spec.base]
     rank = config.policies.lora_rank if spec.lora else 0
     tree, params = trained_tree(model, rank), abstract(model)
     frozen, scale = (params, 1.0) if rank else (None, None)
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
-    units = most_units(config, demand)
+    units = max(count_units(config, demand, name) for name, one in specs.items() if not one.frozen)
     carry = jax.eval_shape(lambda tree: update_programs.zero_carry(tree, units), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
     settings = update_programs.Settings.of(network, learner)

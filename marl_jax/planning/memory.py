@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
+from marl_jax.learning.work import units_of
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import abstract
 from marl_jax.planning import costs
@@ -105,7 +106,7 @@ def _always(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
         STATES: size([(state.optimiser, state.damping) for state in states]),
         PROGRAMS: programs if any_model.platform == "cpu" else 0,
     }
-    share = weight_share(config, any_model)
+    share = memories(config, any_model.platform)[1]
     seeds = 1 if config.road == "compiled" else config.seeds  # see `step_memory`
     copies = lambda name: seeds if name in OF_SEEDS else 1
     return [Part(name, copies(name) * count // share, "always") for name, count in parts.items() if count]
@@ -145,7 +146,7 @@ def _update_of(
 ) -> tuple[list[Part], Shape]:
     """The update of a policy with `units` parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
-    share, devices = weight_share(config, model), config.mesh.devices
+    share, devices = memories(config, model.platform)[1], config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
     on_cpu = model.platform == "cpu"
     at_once = streams if devices == 1 or not on_cpu else config.mesh.data  # packs, in one memory
@@ -189,26 +190,14 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
 
 
 def memories(config: RunConfig, platform: str) -> tuple[int, int]:
-    """How many devices share the rows of caches, and how many their heads; CPU devices share one memory."""
+    """How many devices share the rows of caches, and how many heads and weights; CPU devices share one memory."""
     return (1, 1) if platform == "cpu" else (config.mesh.data, config.mesh.model)
 
 
 def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
     """How many gradient trees a policy's update keeps apart."""
-    if config.learner.gradients == "slots":
-        return max(1, len({(call.role, call.slot) for call in demand.of([policy])}))
-    return len(roles_of(config.policies.map, policy)) if config.learner.split_by_role else 1
-
-
-def most_units(config: RunConfig, demand: Demand) -> int:
-    """The most gradient trees that the update of a policy keeps apart."""
-    specs = config.policies.specs
-    return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
-
-
-def weight_share(config: RunConfig, model: Model) -> int:
-    """Over how many devices each weight is sharded; CPU devices share one memory."""
-    return 1 if model.platform == "cpu" else config.mesh.model
+    calls = ((call.role, call.slot) for call in demand.of([policy]))
+    return max(1, len(units_of(config.learner, roles_of(config.policies.map, policy), calls)[0]))
 
 
 # ---------------------------------------------------------------- room for engines
@@ -303,8 +292,8 @@ def _engine_settings(
 ) -> EngineSettings:
     """The shapes of each engine of a model, which serve these groups of policies; ValueError if none fit."""
     calls = demand.lengths([name for group in groups for name in group])
-    planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
-    bare = planned(lanes)
+    planned = functools.partial(_planned, config, model, platform, config.engine.lanes, room, calls=calls)
+    bare = planned()
     devices = memories(config, platform)
     a_row_each = prefix_bytes(model, dataclasses.replace(bare, prefixes=devices[0]), devices)
     rows = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
@@ -314,7 +303,7 @@ def _engine_settings(
     episodes = max(config.data.problems * config.rollout.samples, evaluation.problems * evaluation.samples)
     engines = len(decode_groups(config.policies.specs))
     histories = each * min(look_ahead(config, bare.lanes * engines), episodes)
-    return planned(lanes, min(rows, histories))
+    return planned(histories=min(rows, histories))
 
 
 def _least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
@@ -322,7 +311,7 @@ def _least_engine(config: RunConfig, model: ModelConfig, platform: str) -> Engin
     positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
     positions = max(positions, model.max_position_embeddings)
     roomy = dataclasses.replace(model, max_position_embeddings=positions)
-    return _shapes(config, roomy, Room(sys.maxsize), platform)(config.engine.lanes or 1)
+    return _planned(config, roomy, platform, config.engine.lanes or 1)
 
 
 def look_ahead(config: RunConfig, lanes: int) -> int:
@@ -345,24 +334,24 @@ def _vllm_settings(config: RunConfig, model: ModelConfig) -> EngineSettings:
     )
 
 
-def _shapes(
+def _planned(
     config: RunConfig,
     model: ModelConfig,
-    room: Room,
     platform: str,
-    calls: tuple[tuple[int, int], ...] = (),
-) -> Callable[..., EngineSettings]:
-    """A function of lanes and histories that returns the shapes for a run; `calls` are lengths of some calls."""
+    lanes: int | None,
+    room: Room = Room(sys.maxsize),
+    **known: Any,
+) -> EngineSettings:
+    """The shapes of an engine for a run; `known` are fields of its load."""
     ends = len(model.stop_tokens)
     load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler, ends)
-    load = dataclasses.replace(load, calls=calls)
-    planned = functools.partial(
-        plan_engine,
+    return plan_engine(
         model,
+        dataclasses.replace(load, **known),
         budget_bytes=room.budget,
         update_bytes=room.update,
+        lanes=lanes,
         steps=config.engine.steps,
         platform=platform,
         devices=(config.mesh.data, config.mesh.model),
     )
-    return lambda lanes, histories=0: planned(dataclasses.replace(load, histories=histories), lanes=lanes)

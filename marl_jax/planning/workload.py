@@ -41,6 +41,14 @@ class Shape:
         """Tokens of the micro-batch, padding included."""
         return self.rows * self.width
 
+    @classmethod
+    def of(cls, arrays: MicroBatch) -> "Shape":
+        """The shape of a micro-batch; of one pack, if it has packs."""
+        (rows, width), (_, sampled) = arrays.tokens.shape, arrays.targets.shape
+        length = (width - arrays.prefix) // arrays.branches
+        seen = tuple(piece.shape[1:] for piece in arrays.table or ())
+        return cls(1 if seen else rows, arrays.prefix, length, arrays.branches, sampled, seen)
+
     def arrays(self) -> MicroBatch:
         """A micro-batch of this shape without contents."""
         arrays: Any = jax.eval_shape(lambda: blank_arrays(self.rows, self.width, self.sampled))
@@ -63,18 +71,9 @@ def batches_of(config: RunConfig, demand: Demand, policy: str, platform: str) ->
     )
     counts: collections.Counter[Shape] = collections.Counter()
     units = [config.learner.unit(call.role, call.slot) for call in calls]
-    if platform == "cpu":
-        for batch in make_packs(table, units, config.learner.batch):
-            length, sampled = batch.arrays.tokens.shape[1], batch.arrays.targets.shape[1]
-            seen = tuple(piece.shape[1:] for piece in batch.arrays.table)
-            counts[Shape(1, 0, length, 1, sampled, seen)] += batch.size // length
-        return list(counts.items())
-    for batch in make_batches(table, units, config.learner.batch):
-        arrays = batch.arrays
-        length = (arrays.tokens.shape[1] - arrays.prefix) // arrays.branches
-        counts[
-            Shape(len(arrays.tokens), arrays.prefix, length, arrays.branches, arrays.targets.shape[1])
-        ] += 1
+    for batch in (make_packs if platform == "cpu" else make_batches)(table, units, config.learner.batch):
+        shape = Shape.of(batch.arrays)
+        counts[shape] += batch.size // shape.tokens
     return list(counts.items())
 
 

@@ -65,7 +65,7 @@ def size(plan: Plan, *names: str, phase: str | None = None) -> int:
 
 def compiled(run, model: ModelConfig, plan: Plan, name: str) -> jax.stages.Compiled:
     """A program of the plan as `experiments.plan --compile` compiles it."""
-    return account.lowered(run, model, demand_of(run), plan)[name].compile(QUICK)
+    return account.lowered(run, model, demand_of(run), plan, "p0")[name].compile(QUICK)
 
 
 def needed(program: jax.stages.Compiled) -> int:
@@ -295,9 +295,7 @@ def test_no_micro_batch_is_larger_than_the_largest():
         names = {"role": ["generator"] * len(rows), "policy": ["p0"] * len(rows)}
         table = Table.make(**names, prompt=prompts, tokens=tokens, logprobs=logprobs)
         for batch in make_batches(table, names["role"], run.learner.batch):
-            a = batch.arrays
-            length = (a.tokens.shape[1] - a.prefix) // a.branches
-            s = Shape(a.tokens.shape[0], a.prefix, length, a.branches, a.targets.shape[1])
+            s = Shape.of(batch.arrays)
             most = max(most, costs.kept(sizes, s) + costs.working(sizes, s, chunk))
     assert 0.5 * bound < most <= bound
 
