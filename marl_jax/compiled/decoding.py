@@ -25,7 +25,7 @@ from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
-from marl_jax.sampling.programs import Features, Lanes, sample
+from marl_jax.sampling.programs import Features, Lanes, after, sample
 
 BLOCK = 32  # prompts that are prefilled together
 LEAST_LANES = 128  # batches with fewer lanes are not gathered into a smaller one
@@ -83,7 +83,6 @@ def decode(
     tokens: jax.Array,  # [G, P] the prompts
     length: jax.Array,  # [G]
     lanes: Lanes,  # [W] in the order of the prompts; token, position and generated are set here
-    forced: jax.Array | None = None,  # [W, M] forced tokens, in place of samples
 ) -> Samples:
     """The completions of all active lanes."""
     stacked = None if adapter is None else jax.tree.map(lambda leaf: leaf[None], adapter)
@@ -98,7 +97,7 @@ def decode(
     lanes = dataclasses.replace(
         lanes, token=jnp.repeat(last, share), position=jnp.repeat(length - 1, share), generated=None
     )
-    return _decode(static, weights, stem, lanes, forced)
+    return _decode(static, weights, stem, lanes)
 
 
 def _prefill(static: Static, weights: _Weights, tokens: jax.Array, length: jax.Array) -> Stem:
@@ -138,7 +137,7 @@ class _Loop(NamedTuple):
     out: Samples
 
 
-def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes, forced: jax.Array | None) -> Samples:
+def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes) -> Samples:
     config, count, most = static.model, len(lanes.token), static.max_new
     kv, dim, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
     zeros = lambda *more: tuple(jnp.zeros((count * kv, *more), config.dtype) for _ in range(layers))
@@ -151,12 +150,12 @@ def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes, forced:
     loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
     few = count // 4 if count >= LEAST_LANES else 0
 
-    def run(start: _Loop, stem: Stem, forced: jax.Array | None, more_than: int) -> _Loop:
+    def run(start: _Loop, stem: Stem, more_than: int) -> _Loop:
         def goes_on(loop: _Loop) -> jax.Array:
             active = over_seeds(jnp.sum(loop.lanes.active), static.seeds_axis)
             return (loop.step < most) & (active > more_than)
 
-        return jax.lax.while_loop(goes_on, lambda loop: _step(static, weights, stem, loop, forced), start)
+        return jax.lax.while_loop(goes_on, lambda loop: _step(static, weights, stem, loop), start)
 
     def gathered(loop: _Loop) -> Samples:
         lane = jnp.argsort(~loop.lanes.active, stable=True)[:few]
@@ -166,17 +165,17 @@ def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes, forced:
         own = jax.tree.map(lambda x: x[heads(lane)], loop.own)
         keys, values = jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values))
         stem_of_lane = Stem(keys, values, stem.length[prompt])
-        end = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), stem_of_lane, take(forced), 0)
+        end = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), stem_of_lane, 0)
         return jax.tree.map(lambda old, new: old.at[lane].set(new, **UNIQUE), loop.out, end.out)
 
-    loop = run(loop, stem, forced, few)
+    loop = run(loop, stem, few)
     if few:
         left = over_seeds(jnp.sum(loop.lanes.active), static.seeds_axis)
         return jax.lax.cond((loop.step < most) & (left > 0), gathered, lambda loop: loop.out, loop)
     return loop.out
 
 
-def _step(static: Static, weights: _Weights, stem: Stem, loop: _Loop, forced: jax.Array | None) -> _Loop:
+def _step(static: Static, weights: _Weights, stem: Stem, loop: _Loop) -> _Loop:
     """Decode one token in every lane."""
     step, lanes, config = loop.step, loop.lanes, static.model
     x = qwen3.embed(weights.params, lanes.token)
@@ -194,23 +193,14 @@ def _step(static: Static, weights: _Weights, stem: Stem, loop: _Loop, forced: ja
     hidden = qwen3.rms_norm(x, weights.params["final_norm"], config.rms_norm_eps)
     logits = qwen3.unembed(weights.params, config, hidden)
     lanes = dataclasses.replace(lanes, generated=jnp.full_like(lanes.position, step))
-    fixed = None if forced is None else jax.lax.dynamic_index_in_dim(forced, step, axis=1, keepdims=False)
-    token, logprob, _ = sample(logits, lanes, static.features, fixed)
-    ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (step + 1 >= lanes.max_new)
-    moved = lanes.active.astype(jnp.int32)
+    token, logprob, _ = sample(logits, lanes, static.features)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=step, axis=1)
     out = Samples(
         put(loop.out.tokens, jnp.where(lanes.active, token, 0)),
         put(loop.out.logprobs, jnp.where(lanes.active, logprob, 0.0)),
-        loop.out.length + moved,
+        loop.out.length + lanes.active.astype(jnp.int32),
     )
-    lanes = dataclasses.replace(
-        lanes,
-        token=jnp.where(lanes.active, token, lanes.token),
-        position=lanes.position + moved,
-        active=lanes.active & ~ends,
-        generated=None,
-    )
+    lanes = dataclasses.replace(after(lanes, token), generated=None)
     return _Loop(step + 1, lanes, LaneCache(tuple(keys), tuple(values)), out)
 
 

@@ -129,6 +129,32 @@ def dry_run(
     return batches
 
 
+def side_by_side(scripts: Sequence[list[list[Cue]]]) -> list[list[list[Cue]]]:
+    """Batch by batch, the parallel calls of each script, with places instead of the numbers of other calls.
+
+    Parallel calls of several scripts share a place; a call's own number is kept, because its noise follows from it.
+    """
+    batches = list(itertools.zip_longest(*scripts, fillvalue=list[Cue]()))
+    firsts = [0, *itertools.accumulate(max(map(len, batch)) for batch in batches)]
+
+    def placed(script: list[list[Cue]], batch: list[Cue]) -> list[Cue]:
+        place: dict[Any, Any] = {None: None}
+        for first, cues in zip(firsts, script):
+            place |= {cue.call: first + i for i, cue in enumerate(cues)}
+        shown = lambda piece: Field(place[piece.call], piece.part) if isinstance(piece, Field) else piece
+        return [
+            dataclasses.replace(
+                cue,
+                pieces=tuple(map(shown, cue.pieces)),
+                reads=tuple(map(place.__getitem__, cue.reads)),
+                after=place[cue.after],
+            )
+            for cue in batch
+        ]
+
+    return [list(map(placed, scripts, batch)) for batch in batches]
+
+
 @dataclasses.dataclass
 class _DryTask:
     """The task of a dry run: forms in arrays know no other fields."""

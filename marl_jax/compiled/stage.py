@@ -10,6 +10,7 @@ from the answers: `end` masks episodes that are over, `follow` takes the path of
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.decoding import Static, decode
 from marl_jax.compiled.readers import Read, check_chooser, form_of, same_reader
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.compiled.script import Cue, Field, Piece, mark
+from marl_jax.compiled.script import Cue, Field, Piece, mark, side_by_side
 from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import policy_of
@@ -125,24 +126,16 @@ class Stage:
         self.live = jnp.ones(self.episodes, bool)
         self.astray = ~self.live  # episodes that follow a text that is not there; their answer has no place
         self.texts: list[Mapping[int, str]] = [{}]  # by path: the texts of some calls
-        self._scripts, self._path = [cast.script({}, check=False)], jnp.zeros(self.episodes, jnp.int32)
-        self._place: list[dict[int, int]] = [{}]  # by path: {number of a call: its place}
-        self._batch = 0
+        self._path, self._batch = jnp.zeros(self.episodes, jnp.int32), 0
+        self._batches = side_by_side([cast.script({}, check=False)])  # of all paths
 
     def say(self) -> Answers:
         """Make the next calls of the script, in the episodes that are not over."""
         if not self.more:
             raise NoArrayForm("the form makes more calls than the script of its workflow")
-        options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
-        self._batch += 1
-        width, first = max(map(len, options)), len(self.lines)
         # A seat is one of the parallel calls, on each path.
-        seats = [[batch[i] if i < len(batch) else None for batch in options] for i in range(width)]
-        seats = [[cue and self._with_places(path, cue) for path, cue in enumerate(seat)] for seat in seats]
-        for i, seat in enumerate(seats):
-            for place, cue in zip(self._place, seat):
-                if cue is not None:
-                    place[cue.call] = first + i
+        seats = [list(seat) for seat in itertools.zip_longest(*self._batches[self._batch])]
+        self._batch, first = self._batch + 1, len(self.lines)
         lines = [self._line(seat) for seat in seats]
         if len({(line.cue.role, same_reader(line.cue.read)) for line in lines}) > 1:
             raise NoArrayForm(
@@ -158,7 +151,7 @@ class Stage:
     @property
     def more(self) -> bool:
         """Whether the script has calls that were not made yet."""
-        return any(self._batch < len(script) for script in self._scripts)
+        return self._batch < len(self._batches)
 
     def read(self, lines: Sequence[StageCall]) -> list[Read]:
         """The `Read` of each line; all other lines that have the same reader and no `Read` yet are read with them.
@@ -180,31 +173,17 @@ class Stage:
 
     def follow(self, answers: Answers, texts: Sequence[str], which: jax.Array) -> None:
         """Continue with the script in which the single call of `answers` returns `texts[which]`, `which` Int[E]."""
-        if len(self._scripts) > 1:
+        if len(self.texts) > 1:
             raise NoArrayForm("a workflow whose path depends on two plans has no form in arrays")
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
         call = answers._lines[0].cue.call
         self.texts = [{call: text} for text in texts]
-        self._scripts = [self.cast.script(given, check=False) for given in self.texts]
+        self._batches = side_by_side([self.cast.script(given, check=False) for given in self.texts])
         # For an index beyond an end JAX would take another text.
         self.astray = (which < 0) | (which >= len(texts))
-        self._place, self._path = [dict(self._place[0]) for _ in texts], jnp.where(self.astray, 0, which)
+        self._path = jnp.where(self.astray, 0, which)
 
     # -- one call
-
-    def _with_places(self, path: int, cue: Cue) -> Cue:
-        """The cue with places instead of the numbers of other calls; its own number is kept."""
-        place = self._place[path]
-
-        def with_place(piece: Piece) -> Piece:
-            shows_call = isinstance(piece, Field) and piece.call is not None
-            return Field(place[piece.call], piece.part) if shows_call else piece  # type: ignore[index,union-attr]
-
-        pieces = tuple(map(with_place, cue.pieces))
-        reads, after = tuple(map(place.__getitem__, cue.reads)), cue.after
-        return dataclasses.replace(
-            cue, pieces=pieces, reads=reads, after=None if after is None else place[after]
-        )
 
     def _line(self, seat: Sequence[Cue | None]) -> StageCall:
         cue, *others = (cue for cue in seat if cue is not None)
@@ -231,13 +210,6 @@ class Stage:
         calls = [self._by_path([0 if cue is None else cue.call for cue in seat]) for seat in seats]
         made = jnp.stack([line.made for line in lines], axis=1).reshape(-1)
         noise = self._noise(jnp.stack(calls, axis=1)).reshape(-1, 2)
-        forced = None
-        if self._tasks.forced is not None:
-            all_calls = self._tasks.forced.reshape(self.episodes, *self._tasks.forced.shape[2:])
-            forced = jnp.stack([all_calls[jnp.arange(self.episodes), call] for call in calls], axis=1)
-            forced = forced.reshape(len(made), -1)[:, : settings.max_new_tokens]
-            sampled = settings.max_new_tokens - forced.shape[1]
-            forced = jnp.pad(forced, ((0, 0), (0, sampled)), constant_values=-1)
         full = lambda value, dtype: jnp.full(len(made), value, dtype)
         lanes = Lanes(
             token=None,
@@ -260,7 +232,7 @@ class Stage:
             settings.max_new_tokens,
             self._seeds_axis,
         )
-        out = decode(static, *self._weights[policy], prompts, length, lanes, forced)
+        out = decode(static, *self._weights[policy], prompts, length, lanes)
         share = self.episodes * count // len(prompts)
         split = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
         prompt, prompt_length, cut = (split(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
@@ -302,13 +274,10 @@ class Stage:
         contents = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
         alike = len(set(contents)) == 1
         cues = [cue for seat in seats for cue in seat if cue is not None]
-        shows_completion = any(
-            isinstance(piece, Field) and piece.call is not None for cue in cues for piece in cue.pieces
-        )
-        after = any(cue.after is not None for cue in cues)
-        if alike and not shows_completion and not after and len({cue.pieces for cue in cues}) == 1:
-            return self._tokenised(cues[0].pieces, by_task=True)
-        if alike and not after:
+        if alike and all(cue.after is None for cue in cues):
+            shown = {piece.call for cue in cues for piece in cue.pieces if isinstance(piece, Field)}
+            if shown <= {None} and len({cue.pieces for cue in cues}) == 1:
+                return self._tokenised(cues[0].pieces, by_task=True)
             return self._prompts_of(seats[0])
         each = _equally_wide([self._prompts_of(seat) for seat in seats])
         flat = lambda *xs: jnp.stack(xs, axis=1).reshape(self.episodes * len(xs), *xs[0].shape[1:])

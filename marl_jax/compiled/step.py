@@ -53,7 +53,6 @@ class Tasks(flax.struct.PyTreeNode):
     question_size: Any  # Int[T]
     reference: Any  # math: the answers, Int[T]; code: the `rewards.arrays.Tests` of the programs
     id: Any  # uint32 [T], the number of a problem, the same in any batch
-    forced: Any = None  # Int[T, samples, calls, M]: forced tokens of calls; at -1 and after M: sampled
 
 
 Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]

@@ -110,28 +110,29 @@ def decode(
         )
         logits = qwen3.unembed(params, config, hidden[:, 0])
         token, logprob, kept = sample(logits, lanes, features)
-        ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (lanes.generated + 1 >= lanes.max_new)
-        moved = lanes.active.astype(jnp.int32)
-        after = dataclasses.replace(
-            lanes,
-            token=jnp.where(lanes.active, token, lanes.token),
-            position=lanes.position + moved,
-            generated=lanes.generated + moved,
-            active=lanes.active & ~ends,
-        )
-        return (rungs, after), (token, logprob, lanes.active, kept)
+        return (rungs, after(lanes, token)), (token, logprob, lanes.active, kept)
 
     (rungs, lanes), (token, logprob, sampled, kept) = jax.lax.scan(step, (rungs, lanes), None, length=steps)
     return rungs, Sampled(token, logprob, sampled, lanes.active, kept)
 
 
-def sample(
-    logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """A token per lane from logits [W,V], its log-prob and, if `features` ask for them, the kept ids.
+def after(lanes: Lanes, token: jax.Array) -> Lanes:
+    """The lanes after a sampled token [W]; those that are not active stay as they are."""
+    ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (lanes.generated + 1 >= lanes.max_new)
+    moved = lanes.active.astype(jnp.int32)
+    return dataclasses.replace(
+        lanes,
+        token=jnp.where(lanes.active, token, lanes.token),
+        position=lanes.position + moved,
+        generated=lanes.generated + moved,
+        active=lanes.active & ~ends,
+    )
 
-    `forced` tokens [W] are taken instead of drawn ones; with -1 the lane draws.
-    """
+
+def sample(
+    logits: jax.Array, lanes: Lanes, features: Features
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """A token per lane from logits [W,V], its log-prob and, if `features` ask for them, the kept ids."""
     greedy = lanes.temperature == 0
     if features.min_new:
         early = (lanes.generated < lanes.min_new)[:, None]
@@ -144,9 +145,6 @@ def sample(
     if features.sampler:
         logits = jnp.where(greedy[:, None], logits, _apply_sampler(features.sampler, logits))
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
-    if forced is not None:
-        forced_logprob = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
-        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, forced_logprob)
     kept = None
     if features.candidates:
         kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))

@@ -3,9 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from marl_jax import compiled
+from marl_jax.compiled import decoding
 from marl_jax.config.run_config import load_config
 from marl_jax.learning import Learner, Qwen3, with_advantages
 from marl_jax.policies import is_frozen
@@ -13,6 +16,8 @@ from marl_jax.rewards.credit import with_rewards
 from marl_jax.rewards.grading import grade
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.runs.loading.play import make_service, planned_engine, player_of
+from marl_jax.sampling import programs
+from marl_jax.sampling.methods import temper
 from marl_jax.tasks import Position, TaskIterator
 
 SMALL = {
@@ -37,6 +42,33 @@ def debating():
         workflow=dataclasses.replace(config.workflow, name="debate"),
         policies=dataclasses.replace(config.policies, map={"debater": "p0"}),
     )
+
+
+def obeying(play):
+    """The play of a step, or a whole step, whose key is (words, said): calls say the tokens in `said`.
+
+    `said` is Int[T, samples, calls, M]; at -1 and after M a call draws its tokens.
+    """
+
+    def obeyed(state, key, tasks):
+        words, said = key
+        said, keys = said.reshape(-1, said.shape[-1]), words.reshape(-1, 2)
+
+        def sample(logits, lanes, features):
+            token, logprob, kept = programs.sample(logits, lanes, features)
+            call = jnp.argmax(
+                (lanes.noise[:, None] == keys).all(axis=-1), axis=1
+            )  # each has words of its own
+            imposed = said.at[call, lanes.generated].get(mode="fill", fill_value=-1)
+            logprobs = jax.nn.log_softmax(temper(logits, lanes.temperature))
+            given = jnp.take_along_axis(logprobs, imposed[:, None], axis=1)[:, 0]
+            return jnp.where(imposed < 0, token, imposed), jnp.where(imposed < 0, logprob, given), kept
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoding, "sample", sample)
+            return play(state, words, tasks)
+
+    return obeyed
 
 
 class Hosted:
@@ -67,7 +99,7 @@ class Hosted:
         return compiled.state_of(self.parts, trees, states, step=self.number, references=self.references)
 
     def tasks(self, tasks, table=None):
-        """(key, tasks) of the next step; what the calls of a table say is imposed."""
+        """(key, tasks) of the next step, for `obeying`: what the calls of a table say is imposed."""
         config, given = self.config, compiled.tasks_of(self.cast, tasks, self.width)
         words = compiled.noise_words(self.cast, tasks, seed=config.seed, step=self.number + 1)
         most = max(role.max_new_tokens for role in config.role_settings.values())
@@ -76,7 +108,7 @@ class Hosted:
             for row in range(len(table)):
                 task, sample = divmod(int(table.episode[row]), config.rollout.samples)
                 forced[task, sample, table.call[row], : table.length[row]] = table.tokens[row]
-        return words, given.replace(forced=forced)
+        return (words, forced), given
 
     def step(self, tasks):
         """The table of the next step with its advantages, and the learner's report."""

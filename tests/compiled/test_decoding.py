@@ -19,15 +19,3 @@ def test_several_heads_of_keys_and_values_are_each_lanes_own():
     learned = (np.arange(table.logprobs.shape[1]) < table.length[:, None]) & table.trains[:, None]
     assert learned.sum() > 500
     np.testing.assert_allclose(table.logprobs[learned], np.asarray(columns.logp)[learned], atol=5e-5)
-
-
-@pytest.mark.long
-def test_behind_the_tokens_that_are_forced_of_a_call_it_is_sampled():
-    changes = {"data.problems": "2", "rollout.samples": "2", "sampling.max_new_tokens": "8"}
-    config = small("single-shared-xs-math", **changes)
-    state, (key, tasks) = compiled.start(config), next(compiled.batches(config))
-    play = jax.jit(compiled.make_halves(config).play)
-    short = np.full((2, 2, 1, 3), 20, np.int32)
-    whole = np.pad(short, ((0, 0),) * 3 + ((0, 5),), constant_values=-1)
-    one, other = (play(state, key, tasks.replace(forced=forced))[0].table.tokens for forced in (short, whole))
-    assert (one[:, :3] == 20).all() and (one == other).all() and (one[:, 3:] != 20).any()

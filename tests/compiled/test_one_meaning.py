@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from both_roads import Hosted, debating, distance, moments, norm, small
+from both_roads import Hosted, debating, distance, moments, norm, obeying, small
 
 from marl_jax import compiled
 from marl_jax.compiled import step as step_of
@@ -103,7 +103,7 @@ def roads(request):
     """(the hosted run, the step of its cell in parts, each compiled)."""
     hosted = Hosted(CELLS[request.param]())
     halves = compiled.make_halves(hosted.config, parts=hosted.parts)
-    return hosted, compiled.Halves(jax.jit(halves.play), jax.jit(halves.learn, static_argnums=0))
+    return hosted, compiled.Halves(jax.jit(obeying(halves.play)), jax.jit(halves.learn, static_argnums=0))
 
 
 def test_both_roads_take_the_same_step(roads):
@@ -149,9 +149,9 @@ def test_a_prompt_that_is_longer_as_text_than_as_it_was_said_is_cut_and_counted(
     tasks, most = next(hosted.problems), hosted.config.sampling.max_new_tokens
     encode = functools.partial(hosted.parts.tokenizer.encode, add_special_tokens=False)
     said = ([*encode("use"), *encode("return ")] * most)[:most]
-    words, given = hosted.tasks(tasks)
-    given.forced[:, :, :3] = said
-    columns, _ = halves.play(hosted.compiled_state(), words, given)
+    (words, imposed), given = hosted.tasks(tasks)
+    imposed[:, :, :3] = said
+    columns, _ = halves.play(hosted.compiled_state(), (words, imposed), given)
     table = on_host(hosted, (None, columns), tasks)
     shown, bound = hosted.parts.tokenizer.decode(said), columns.widths[3][0]
     assert len(encode(shown)) > len(said)
@@ -175,7 +175,7 @@ def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     hosted = Hosted(small("single-shared-xs-math", **{"policies.base": str(tmp_path / "base")}))
     tasks, before = next(hosted.problems), hosted.compiled_state()
-    play = jax.jit(compiled.make_halves(hosted.config, parts=hosted.parts).play)
+    play = jax.jit(obeying(compiled.make_halves(hosted.config, parts=hosted.parts).play))
     played = play(before, *hosted.tasks(tasks))[0]
     player, hosted.number = player_of(hosted.config, hosted.parts, hosted.service), 1
     table = player.play(tasks, samples=hosted.config.rollout.samples, step=1, seed=hosted.config.seed)
@@ -195,10 +195,9 @@ def test_an_answer_without_its_box_is_right_by_text_and_beyond_the_arrays():
     parts = dataclasses.replace(parts, workflow=dataclasses.replace(parts.workflow, fn=says_a_number))
     (task,), (words, given) = next(compiled.problems(config)), next(compiled.batches(config, parts=parts))
     said = parts.tokenizer.encode(f"{task.gold}<|im_end|>", add_special_tokens=False)
-    forced = np.full((1, 2, 1, 32), -1, np.int32)
-    forced[..., : len(said)] = said
-    play = jax.jit(compiled.make_halves(config, parts=parts).play)
-    columns, metrics = play(compiled.start(config, parts=parts), words, given.replace(forced=forced))
+    imposed = np.full((1, 2, 1, len(said)), said, np.int32)
+    play = jax.jit(obeying(compiled.make_halves(config, parts=parts).play))
+    columns, metrics = play(compiled.start(config, parts=parts), (words, imposed), given)
     table = compiled.to_host(compiled.cast_of(config, parts), columns, [task])
     assert grade(table).outcome.tolist() == [1, 1] and not table.outcome.any() and metrics["beyond"] == 2
 
@@ -221,7 +220,7 @@ def test_both_roads_mask_the_same_sequences(monkeypatch):
     hosted = Hosted(small("single-shared-xs-math", **{"learner.loss.mask_ratio": "0.8,1.25"}))
     monkeypatch.setattr(step_of, "with_advantages", on_device)
     monkeypatch.setattr(both_roads, "with_advantages", in_the_table)
-    step = jax.jit(compiled.make_step(hosted.config, parts=hosted.parts))
+    step = jax.jit(obeying(compiled.make_step(hosted.config, parts=hosted.parts)))
     tasks, before = next(hosted.problems), hosted.compiled_state()
     table, report = hosted.step(tasks)
     result = step(before, *hosted.tasks(tasks, table))

@@ -157,7 +157,7 @@ def test_a_form_may_follow_a_choice_and_must_where_the_choice_decides():
     def follows(stage):
         choice = stage.say()
         stage.follow(choice, ["1", "2"], choice.choice[:, 0].clip(1) - 1)
-        assert len({script[1][0].pieces for script in stage._scripts}) == 2
+        assert len({cue.pieces for (cue,) in stage._batches[1]}) == 2
         return stage.say().at(0)
 
     calls = lambda form: count_calls(
