@@ -69,21 +69,19 @@ def learn(
     state: Any,  # `step.State`
     columns: Columns,
     axes: Axes,
-) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
-    """The new policy and its state, the table with its log-probs and entropy, and the metrics of the update."""
+) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
+    """The new policy and its state, the table's log-probs and entropy, and the metrics of the update."""
     trains = cast.config.learner.interventions.trains
     role_trains = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
     trained = columns.table.trains & role_trains[columns.table.role]
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
-    old = state.learner[policy]
     schedule = rates(cast.config, policy, len(state.trees))
-    clock: Any = old.steps
+    clock: Any = state.learner[policy].steps
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
     rate = schedule[jnp.minimum(clock, len(schedule) - 1)]
-    update = _Update(cast, policy, columns, trained, axes)
-    return update.run(state.trees[policy], old, rate, state.bases.get(policy), state.references.get(policy))
+    return _Update(cast, policy, state, columns, trained, axes).run(rate)
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
@@ -99,8 +97,10 @@ def _owner(cast: Cast, cue: Cue) -> str:
 class _Update:
     """The update of one policy in a step."""
 
-    def __init__(self, cast: Cast, policy: str, columns: Columns, trained: jax.Array, axes: Axes):
+    def __init__(self, cast: Cast, policy: str, state: Any, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
+        self.tree, self.state = state.trees[policy], state.learner[policy]
+        self.frozen, self.reference = state.bases.get(policy), state.references.get(policy)
         self.config = config = cast.config.learner
         self.roles = roles_of(cast.config.policies.map, policy)
         self.units, self.unit_roles = units_of(cast, policy, columns.cues)
@@ -109,17 +109,15 @@ class _Update:
         network = Qwen3(cast.parts.model, cast.parts.lora_scale, policies.remat, policies.attention)
         self.settings = update_programs.Settings.of(network, config)
 
-    def run(
-        self, tree: Tree, state: LearnerState, rate: jax.Array, frozen: Tree | None, reference: Tree | None
-    ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
-        """New weights and state; if no row trains, the old ones with one more empty step counted."""
-        config, columns = self.config, self.columns
+    def run(self, rate: jax.Array) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
+        """As `learn` returns it; if no row trains, the old weights and state with one more empty step counted."""
+        config, columns, tree, state = self.config, self.columns, self.tree, self.state
         parts = update_programs.zero_carry(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
         for number, unit in enumerate(self.units):
             for places in self._places_of(unit):
                 rows = self._rows(places)
-                carry, columns = self._add(number, rows, carry, columns, tree, frozen, reference)
+                carry, columns = self._add(number, rows, carry, columns)
         parts, loss, (filled, computed) = self.axes.sum(carry)
         trained = self.trained.reshape(-1, len(columns.cues))[:, jnp.array(self.places, jnp.int32)]
         count = self.axes.sum(jnp.sum(trained))
@@ -143,7 +141,8 @@ class _Update:
         select = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
         metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
         metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
-        return select(new, tree), select(new_state, state.replace(empty=state.empty + 1)), columns, metrics
+        after = select(new, tree), select(new_state, state.replace(empty=state.empty + 1))
+        return after, learner_columns(columns), metrics
 
     def _places_of(self, unit: Unit) -> list[list[int]]:
         """The places of a unit in lists: one per prompt that a problem's episodes share, one for all other calls."""
@@ -197,16 +196,7 @@ class _Update:
         same = (prompts == first) & (jnp.arange(most) < self.columns.prompt_length[row][..., None])
         return first[:, 0], jnp.cumprod(jnp.all(same | ~learned[..., None], axis=1), axis=1).sum(axis=1)
 
-    def _add(
-        self,
-        number: int,
-        rows: Rows,
-        carry: Any,
-        columns: Columns,
-        tree: Tree,
-        frozen: Tree | None,
-        reference: Tree | None,
-    ) -> tuple[Any, Columns]:
+    def _add(self, number: int, rows: Rows, carry: Any, columns: Columns) -> tuple[Any, Columns]:
         """Add rows to the carry (parts and denominator, loss, filled and computed positions), log-probs to columns."""
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
@@ -223,9 +213,9 @@ class _Update:
             (parts, loss, counted), _, values = state
             batch = dataclasses.replace(pack.batch, table=(pack.batch.table[0][..., -seen:],))
             if anchored:
-                score = update_programs.score(self.settings, reference, frozen, batch)[0]
+                score = update_programs.score(self.settings, self.reference, self.frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
-            parts, (more_loss, *values_of) = accumulate(parts, tree, frozen, batch)
+            parts, (more_loss, *values_of) = accumulate(parts, self.tree, self.frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
             # Each (row, column) occurs once in a pack (`packing.take`).
             put = lambda old, new: old.at[pack.row, pack.column].set(new[0], **UNIQUE)
@@ -242,7 +232,7 @@ class _Update:
 
         if carry[1] is None:
             batch = take(rows, line, jnp.int32(0), size, sampled).batch
-            shapes = jax.eval_shape(accumulate, carry[0], tree, frozen, batch)[1][0]
+            shapes = jax.eval_shape(accumulate, carry[0], self.tree, self.frozen, batch)[1][0]
             carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
         values = [jnp.zeros((len(rows.row), most), jnp.float32)] * 3
         with jax.named_scope("packs"):

@@ -62,15 +62,27 @@ class Halves(NamedTuple):
     """The parts of a step, also pure functions: as separate programs they can be compiled in parallel."""
 
     play: Callable[[State, jax.Array, Tasks], tuple[Columns, dict[str, Any]]]
-    # The update of one policy; policies are updated in the order of their names.
-    learn: Callable[[str, State, Columns], tuple[State, Columns, dict[str, Any]]]
+    # The update of one policy: (new weights and state, computed columns, metrics).
+    learn: Callable[[str, State, Columns], tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]]
+
+    def changes(self, state: State, *inputs: Any) -> tuple[tuple[Any, Any], Columns, dict[str, Any]]:
+        """The step, but of the state only what it changes: (trees and learner, table, metrics).
+
+        Policies are updated in the order of their names.
+        """
+        (columns, metrics), reports = self.play(state, *inputs), {}
+        for policy in sorted(state.trees):
+            (tree, learner), computed, reports[policy] = self.learn(policy, state, columns)
+            state = state.replace(
+                trees={**state.trees, policy: tree}, learner={**state.learner, policy: learner}
+            )
+            columns = columns.replace(**computed)
+        return (state.trees, state.learner), columns, {"policy": reports, **metrics}
 
     def step(self, state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
         """The complete step."""
-        (columns, metrics), reports = self.play(state, key, tasks), {}
-        for policy in sorted(state.trees):
-            state, columns, reports[policy] = self.learn(policy, state, columns)
-        return state.replace(step=state.step + 1), columns, {"policy": reports, **metrics}
+        (trees, learner), columns, metrics = self.changes(state, key, tasks)
+        return state.replace(trees=trees, learner=learner, step=state.step + 1), columns, metrics
 
 
 def make_step(
@@ -115,10 +127,8 @@ def make_halves(
 
     @jax.enable_x64(False)
     @full_precision
-    def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
-        tree, learner, columns, report = learn(cast, policy, state, columns, axes)
-        after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: learner})
-        return after, columns, report
+    def learn_of(policy: str, state: State, columns: Columns) -> Any:
+        return learn(cast, policy, state, columns, axes)
 
     return Halves(play, learn_of)
 

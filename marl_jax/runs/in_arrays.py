@@ -215,7 +215,7 @@ class Compiled:
 
         halves: Iterator[jax.stages.Traced] = trace(self._halves, layout, placed)
         if self._config.seeds > 1:  # the number of seeds that fit is counted from the complete step
-            checked(jax.jit(layout.step(self._halves.step)).trace(*placed))
+            checked(jax.jit(layout.step(self._halves)).trace(*placed))
         else:
             halves = map(checked, halves)
         with kept.jax_cache_hits(file) as hits:
@@ -263,7 +263,7 @@ class Compiled:
         layout, halves = self._layouts[0], self._halves
         if self._side_by_side:
             layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)
-        traced = jax.jit(layout.step(halves.step)).trace(state, words, tasks)
+        traced = jax.jit(layout.step(halves)).trace(state, words, tasks)
         return self._count(traced), traced
 
     def compiled(self, traced: Any) -> jax.stages.Compiled:

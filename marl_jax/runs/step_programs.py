@@ -13,7 +13,6 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from marl_jax import compiled
-from marl_jax.compiled.learn import learner_columns
 
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
@@ -58,14 +57,9 @@ class Layout(NamedTuple):
 
         return jax.device_put(state, jax.tree.map(sharding_of, state))
 
-    def step(self, step: compiled.Step) -> Callable[..., Any]:
+    def step(self, halves: compiled.Halves) -> Callable[..., Any]:
         """The complete step as one function; of the new state it returns only the parts that a step changes."""
-
-        def changing(*args: Any) -> tuple[Any, Any, Any]:
-            after, columns, metrics = step(*args)
-            return (after.trees, after.learner), columns, metrics
-
-        return self.lay(changing, 2, (WHOLE, CUT, WHOLE))
+        return self.lay(halves.changes, 2, (WHOLE, CUT, WHOLE))
 
 
 def trace(halves: compiled.Halves, layout: Layout, args: Sequence[Any]) -> Iterator[jax.stages.Traced]:
@@ -80,9 +74,8 @@ def trace(halves: compiled.Halves, layout: Layout, args: Sequence[Any]) -> Itera
     leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for x in leaves]
 
     def learning(policy: str) -> jax.stages.Traced:
-        def learn(state: compiled.State, leaves: list[jax.Array]) -> tuple[Any, Any, Any]:
-            after, columns, metrics = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
-            return (after.trees[policy], after.learner[policy]), learner_columns(columns), metrics
+        def learn(state: compiled.State, leaves: list[jax.Array]) -> Any:
+            return halves.learn(policy, state, jax.tree.unflatten(table, leaves))
 
         # New weights are placed as the old ones were.
         placed = jax.tree.map(lambda leaf: leaf.sharding, (args[0].trees[policy], args[0].learner[policy]))
@@ -96,12 +89,10 @@ def take_step(
     programs: Sequence[Callable[..., Any]], state: compiled.State, *args: Any
 ) -> tuple[Any, Any, Any]:
     """(trees and learner, columns, metrics) of a step by its programs."""
-    (columns, metrics), reports = programs[0](state, *args), {}
-    for program, policy in zip(programs[1:], sorted(state.trees)):
-        (tree, learner), columns_of_policy, reports[policy] = program(state, jax.tree.leaves(columns))
-        state = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: learner})
-        columns = columns.replace(**columns_of_policy)
-    return (state.trees, state.learner), columns, {"policy": reports, **metrics}
+    play, *updates = programs
+    of = dict(zip(sorted(state.trees), updates))
+    learn = lambda policy, state, columns: of[policy](state, jax.tree.leaves(columns))
+    return compiled.Halves(play, learn).changes(state, *args)
 
 
 def _over_seeds(function: Callable[..., Any], others: int, _: Any) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def test_the_programs_of_a_step_do_what_it_does(base, seeds):
     (trees, learner), columns, told = take_step(
         [one.lower().compile() for one in trace(halves, layout, given)], *given
     )
-    (all_trees, all_learner), all_columns, all_told = jax.jit(layout.step(halves.step))(*given)
+    (all_trees, all_learner), all_columns, all_told = jax.jit(layout.step(halves))(*given)
     for name in ("tokens", "length", "advantage", "trains", "reward"):
         np.testing.assert_array_equal(getattr(columns.table, name), getattr(all_columns.table, name))
     np.testing.assert_allclose(columns.logp, all_columns.logp, atol=1e-5)
