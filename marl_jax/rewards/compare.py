@@ -47,21 +47,15 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(("none", "bool", "number", "nan", "str", "bytes", "c", "list", "d", "s", "z"))
 }
+# The kinds of JSON's own values; the others have a tag.
+_KINDS = {type(None): "none", bool: "bool", int: "number", float: "number", str: "str", list: "list"}
 _Tagged = tuple[str, Any]
 
 
 def _tagged(packed: Any) -> _Tagged:
     """(kind, body) of a packed value; ValueError when it is not one."""
-    if packed is None:
-        return "none", None
-    if isinstance(packed, bool):
-        return "bool", packed
-    if isinstance(packed, int | float):
-        return "number", packed
-    if isinstance(packed, str):
-        return "str", packed
-    if isinstance(packed, list):
-        return "list", packed
+    if (kind := _KINDS.get(type(packed))) is not None:
+        return kind, packed
     ((tag, body),) = packed.items()
     if tag == "f" and body in ("nan", "inf", "-inf"):
         return ("nan", None) if body == "nan" else ("number", float(body))

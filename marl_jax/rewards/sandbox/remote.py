@@ -14,6 +14,7 @@ import ast
 import builtins
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import re
@@ -355,7 +356,8 @@ class Remote:
         facts = self._remote_
         if not facts.own:
             _read_as("items", facts, before=("",))
-        return _Items(facts.link.ask("__iter__", self))
+        items = facts.link.ask("__iter__", self)
+        return iter(functools.partial(next, items, _END), _END)
 
     def __next__(self):
         items = self._remote_.link.ask("__next__", self)
@@ -367,19 +369,6 @@ class Remote:
 
     def __reduce_ex__(self, protocol):
         raise TypeError("an object of the program cannot be copied here")
-
-
-class _Items:
-    """An iterator of the program."""
-
-    def __init__(self, remote):
-        self._remote = remote
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self._remote)
 
 
 def _read_as(use, facts, before):
@@ -411,29 +400,18 @@ def _ordering(operation):
     return method
 
 
-def _arithmetic(operation, swapped):
+def _arithmetic(operation, swapped=False):
     def method(self, other):
         facts = self._remote_
         if not facts.own:
             return NotImplemented
         operands = (other, self) if swapped else (self, other)
-        if type(other) is Remote:
-            return facts.link.make(operation, *operands)
-        value = facts.link.ask(operation, *operands)
-        if type(value) is not Remote:  # `abs(F(3) - 1.5) < 1e-6` would be true whatever F is
+        value = (facts.link.make if type(other) is Remote else facts.link.ask)(operation, *operands)
+        if type(value) is Remote:  # `a += b` may return `a`
+            return self if operation in _IN_PLACE and value._remote_.key == facts.key else value
+        if type(other) is not Remote:  # `abs(F(3) - 1.5) < 1e-6` would be true whatever F is
             raise TypeError(f"{facts.kinds[0]} and plain data make plain data")
         return value
-
-    return method
-
-
-def _in_place(operation):
-    """`a += b` may return `a`."""
-    usual = _arithmetic(operation, swapped=False)
-
-    def method(self, other):
-        value = usual(self, other)
-        return self if type(value) is Remote and value._remote_.key == self._remote_.key else value
 
     return method
 
@@ -442,8 +420,7 @@ for _name in _OWN_ONLY:
     setattr(Remote, _name, _own_only(_name))
 for _name in _ORDER:
     setattr(Remote, _name, _ordering(_name))
+for _name in (*_BINARY, *_IN_PLACE):
+    setattr(Remote, _name, _arithmetic(_name))
 for _name in _BINARY:
-    setattr(Remote, _name, _arithmetic(_name, swapped=False))
     setattr(Remote, f"__r{_name[2:]}", _arithmetic(_name, swapped=True))
-for _name in _IN_PLACE:
-    setattr(Remote, _name, _in_place(_name))
