@@ -82,7 +82,7 @@ def _tasks() -> Iterator[Entry]:
 
 
 def _rewards() -> Iterator[Entry]:
-    for name, function in {**credit.NAMED, "team_and_local": credit.team_and_local}.items():
+    for name, function in credit.NAMED.items():
         yield Entry(name, _first(function), place(function))
     for name, part in (("format_penalty", credit.format_penalty), ("length_penalty", credit.length_penalty)):
         yield Entry(name, f"{_first(part)} Added to any of the others: --config.rewards.{name}", place(part))

@@ -3,7 +3,8 @@
     kind, grade, outcome, choice, reads --credit--> {component: [N]} --with_rewards--> columns components and reward
 
 A credit is a function from a graded table to components; NaN marks a component that a call does not have. The credits
-here run on numpy and under `jit` alike. Calls of an episode that ended in an error have no components and earn 0.
+here run on numpy and under `jit` alike. Whatever a credit returns for them, calls of an episode that ended in an error
+have no components and earn 0.
 """
 
 import dataclasses
@@ -54,7 +55,9 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
             f"component {misshapen[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
         )
     xp = namespace(table)
-    components = {name: xp.asarray(part, float) for name, part in components.items()}
+    components = {
+        name: xp.where(flat.sound, xp.asarray(part, float), xp.nan) for name, part in components.items()
+    }
     if flat is not table:
         components = {name: over_leaves(part, rows, len(table), leaves) for name, part in components.items()}
     reward = sum((xp.where(xp.isnan(part), 0.0, part) for part in components.values()), xp.zeros(len(table)))
@@ -71,7 +74,7 @@ def namespace(table: Table) -> Any:
 
 def outcome(table: Table) -> Components:
     """The reward of every call is the grade of the workflow's answer."""
-    return {"outcome": _if_sound(table, _outcome(table))}
+    return {"outcome": _outcome(table)}
 
 
 def voting_rubric(table: Table) -> Components:
@@ -91,23 +94,20 @@ def voting_rubric(table: Table) -> Components:
     value, known = own_work(table)
     right = table.grade >= RIGHT
 
-    def of_voters(part: Any) -> Any:
-        return _if_sound(table, xp.where(voter, part, xp.nan))
-
     pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(has_rule, xp.nan, xp.inf))
-    return {
-        "own": of_voters(0.5 * right),
-        "final": of_voters(0.5 * (_outcome(table) >= RIGHT)),
-        "wrong": of_voters(-1.0 * (table.readable & ~right)),
-        "pick": _if_sound(table, pick),
+    of_voters = {
+        "own": 0.5 * right,
+        "final": 0.5 * (_outcome(table) >= RIGHT),
+        "wrong": -1.0 * (table.readable & ~right),
     }
+    return {name: xp.where(voter, part, xp.nan) for name, part in of_voters.items()} | {"pick": pick}
 
 
 def own_correctness(table: Table) -> Components:
     """The reward of every call is the grade of its work, see `own_work`; no component where that is unknown."""
     value, known = own_work(table)
     xp = namespace(table)
-    return {"own": _if_sound(table, xp.where(known, value, xp.nan))}
+    return {"own": xp.where(known, value, xp.nan)}
 
 
 def team_and_local(alpha: float) -> Credit:
@@ -115,8 +115,7 @@ def team_and_local(alpha: float) -> Credit:
 
     def credit(table: Table) -> Components:
         value, known = own_work(table)
-        local = namespace(table).where(known, value, 0.0)
-        return {"team": _if_sound(table, alpha * _outcome(table)), "local": _if_sound(table, local)}
+        return {"team": alpha * _outcome(table), "local": namespace(table).where(known, value, 0.0)}
 
     return credit
 
@@ -262,13 +261,13 @@ class CreditConfig:
             raise ValueError(f"batch 'step' is one call: set threads to 1, not {self.threads}")
 
 
-NAMED: Mapping[str, Credit] = {
+NAMED: Mapping[str, Callable[..., Any]] = {  # credits, and `team_and_local`, which makes one
     "outcome": outcome,
     "voting_rubric": voting_rubric,
     "own_correctness": own_correctness,
+    "team_and_local": team_and_local,
 }
-# These use `own_work`, so every role's kind must be declared.
-USE_OWN_WORK = ("voting_rubric", "own_correctness", "team_and_local")
+USE_OWN_WORK = {*NAMED} - {"outcome"}  # these use `own_work`, so every role's kind must be declared
 
 
 def make_credit(config: CreditConfig) -> Credit:
@@ -280,8 +279,9 @@ def make_credit(config: CreditConfig) -> Credit:
     elif is_own(config.name):
         parts = [load_credit(config.name, config.batch)]
     else:
-        known = ", ".join([*NAMED, "team_and_local"])
-        raise ValueError(f"credit {config.name!r} is unknown; use {known}, or your own as 'module:function'")
+        raise ValueError(
+            f"credit {config.name!r} is unknown; use {', '.join(NAMED)}, or your own as 'module:function'"
+        )
     if config.format_penalty:
         parts.append(format_penalty(config.format_penalty, config.penalized_roles))
     if config.length_penalty:
@@ -352,15 +352,10 @@ def _row_sums(xp: Any, count: int, rows: Any, values: Any) -> Any:
     return jnp.zeros(count).at[flat].add(added) if xp is jnp else np.bincount(flat, added, count)
 
 
-def _if_sound(table: Table, values: Any) -> Any:
-    xp = namespace(table)
-    return xp.where(table.sound, values, xp.nan)
-
-
 def _if_role(table: Table, values: Any, roles: Sequence[str]) -> Any:
     xp = namespace(table)
     chosen = xp.array([not roles or role in roles for role in table.roles] or [True])[table.role]
-    return _if_sound(table, xp.where(chosen, values, xp.nan))
+    return xp.where(chosen, values, xp.nan)
 
 
 def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:
