@@ -106,17 +106,13 @@ class Batch:
     placements: tuple[Placement, ...]  # where the targets of each row are
 
     @property
-    def padding(self) -> int:
-        """The number of padding tokens."""
-        return int(np.sum(self._computed == 0))
-
-    @property
     def size(self) -> int:
         """The number of tokens that are computed, padding included."""
-        return self._computed.size
+        return self.computed.size
 
     @property
-    def _computed(self) -> np.ndarray:
+    def computed(self) -> np.ndarray:
+        """Int[G, S], the segments of all tokens that are computed; 0 is padding."""
         segments = self.arrays.segments
         return segments if self.arrays.table is None else segments[segments.any(axis=1)]  # no empty packs
 
@@ -178,7 +174,8 @@ def _batch_size(left: int, width: int, multiple_of: int) -> int:
 
 def padding_share(batches: Sequence[Batch]) -> float:
     """Padding tokens / all tokens that are computed."""
-    return sum(batch.padding for batch in batches) / max(sum(batch.size for batch in batches), 1)
+    padding = sum(int(np.sum(batch.computed == 0)) for batch in batches)
+    return padding / max(sum(batch.size for batch in batches), 1)
 
 
 def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[np.ndarray]:
