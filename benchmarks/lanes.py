@@ -46,7 +46,8 @@ def counted(config: RunConfig, lengths: Lengths) -> dict[str, Any]:
     device = next(device for device in KINDS if device.name == FLAGS.device)
     (engine,) = make_plan(config, models, device).each_shape
     demand = demand_of(config, lengths, problems=config.data.problems)
-    episodes = episodes_of(demand.calls, engine)
+    most = {role: own.max_new_tokens for role, own in config.role_settings.items()}
+    episodes = episodes_of(demand.calls, most, engine)
     out = occupancy(engine, episodes, memory.look_ahead(config, engine.lanes))
     a_token = cache_bytes(model, 1, 1)
     weights = next(iter(memory.sizes_of(config, models, device).values())).weights

@@ -1,6 +1,6 @@
-"""The run's own episodes over an engine without a model: their calls, before there are weights or data.
+"""The run's own scheduler over an engine without a model: the calls of episodes, before there are weights or data.
 
-    tasks ──Running──► calls ──SilentEngine──► completions of assumed length, with assumed answers
+    tasks ──rollout──► requests ──SilentEngine──► completions of assumed length, with assumed answers
 
 Loops, tools and random branches of a workflow are played as they are. No tool is called: each returns `NO_RESULT`.
 """
@@ -11,25 +11,22 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from marl_jax.config.run_fields import RunFields
-from marl_jax.episodes import ToolRecord
 from marl_jax.models.tokenizer import END, START
 from marl_jax.planning.lengths import SPREAD, Lengths, PlanError
-from marl_jax.policies import SamplingSettings, policy_of
+from marl_jax.policies import policy_of
 from marl_jax.rewards.families import parse
-from marl_jax.rollouts.history import Chats
-from marl_jax.rollouts.replay import Batch, branches
-from marl_jax.rollouts.running import Limits, Running
-from marl_jax.rollouts.scheduler import task_key
+from marl_jax.rollouts.scheduler import rollout
 from marl_jax.sampling.requests import Completion, Request
 from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, Workflow
+from marl_jax.workflows.api import Script
 
 PROBLEMS = 4  # problems of a step that a dry run plays, to see how its rows are packed
 EPISODE = 4  # leading parts of a request's key, which name its episode; the path and the call follow
@@ -85,7 +82,6 @@ class PlannedCall:
     prompt: tuple[int, ...]
     fed: int  # prompt tokens that are not in a cache
     new: int  # sampled tokens
-    most: int  # tokens that it may sample
     first: bool  # it begins a history
     keeps_row: bool  # its history stays cached for a later turn, in a cache row of its own
 
@@ -155,13 +151,14 @@ def _play(
     speller, most = Speller(assumptions), config.engine.max_prompt
     calls, failed = play(
         dataclasses.replace(workflow, name=config.workflow.name),
-        itertools.product(tasks, range(samples)),
+        tasks,
         prompts,
         config.policies.map,
         speller,
         speller.say,
         settings=config.role_settings,
-        limits=config.rollout.limits,
+        samples=samples,
+        limits=dataclasses.replace(config.rollout.limits, context=None),
     )
     cut = [dataclasses.replace(call, prompt=call.prompt[-most:], fed=min(call.fed, most)) for call in calls]
     return tuple(cut), failed
@@ -169,79 +166,58 @@ def _play(
 
 def play(
     workflow: Workflow,
-    episodes: Iterable[tuple[Task, int]],  # the task of each, and its number among those of the task
+    tasks: Sequence[Task],
     prompts: Any,
     policy_map: Mapping[str, str],
     tokenizer: Any | Mapping[str, Any],
     say: Say,
-    *,
-    settings: Mapping[str, SamplingSettings],
-    limits: Limits,
+    **options: Any,  # of `rollout`
 ) -> tuple[list[PlannedCall], str]:
-    """(every call that the episodes make, the first error that ended one or ""), whatever the length of prompts.
+    """(every call that the episodes make, the first error that ended one or "").
 
-    `say` returns the completion of a call and its request. All calls that wait are answered in one wave.
+    `say` returns the completion of a call and its request.
     """
-    engine, errors = SilentEngine(say), dict[tuple[int, tuple[int, ...]], str]()
-    chats, limits = Chats(tokenizer, policy_map), dataclasses.replace(limits, context=None)
-    live = [
-        (number, Running(task, sample, (0, 0, task_key(task), sample), workflow, prompts, chats.of, limits))
-        for number, (task, sample) in enumerate(episodes)
-    ]
-    wave = 0
-    while live:
-        waiting = []
-        for number, first_path in live:
-            for running, batch in _paths(first_path, first_path.advance()):
-                if running.undeclared:
-                    raise PlanError(
-                        f"workflow.name {running.undeclared}: add it to its roles, or correct the call"
-                    )
-                if running.error:
-                    errors[number, running.path] = running.error
-                for position, item in enumerate(batch):
-                    if isinstance(item, Tool):
-                        running.put(position, ToolRecord(item.name, NO_RESULT))
-                        continue
-                    call, policy = item.call, _policy_of(policy_map, item.call, workflow.name)
-                    key, sampling = (*running.key, *item.path, item.index), vars(settings[call.role])
-                    request = Request(item.prompt, key, policy=policy, keep=call.keep, **sampling)
-                    running.give_call(position, engine.answer(call, request, wave), parse, policy=policy)
-                waiting += [(number, running)] * bool(batch)
-        live, wave = sorted(waiting, key=lambda one: (one[0], one[1].path)), wave + 1
-    return engine.record, errors[min(errors)] if errors else ""
-
-
-def _paths(running: Running, batch: Batch) -> Iterator[tuple[Running, Batch]]:
-    """A path and the other branches of the forks that it has passed, each with the batch that it waits for."""
-    yield running, batch
-    for other, first_batch in branches(running):
-        yield from _paths(other, first_batch)
-
-
-def _policy_of(policy_map: Mapping[str, str], call: Call, workflow: str) -> str:
-    try:
-        return policy_of(policy_map, call.role, call.slot)
-    except ValueError:
-        raise PlanError(
-            f"policies.map lacks '{call.role}/{call.slot}', which '{workflow}' calls: add it, or '{call.role}' for "
-            "all slots without an entry of their own"
-        ) from None
+    engine = SilentEngine(say)
+    table = rollout(
+        _announced(workflow, policy_map, engine),
+        tasks,
+        engine,
+        tokenizer,
+        policy_map,
+        prompts=prompts,
+        parse=parse,
+        tool_delay=1,
+        ahead=1 << 30,
+        **options,
+    )
+    if engine.trouble:
+        raise PlanError(engine.trouble)
+    return engine.record, next((bare.error for bare in table.bare_episodes if bare.error), "")
 
 
 class SilentEngine:
-    """An engine without a model: a record of the calls, with the tokens that an engine would have had to feed."""
+    """An engine without a model: a step answers all waiting requests. The workflow sets the next `calls`."""
 
     def __init__(self, say: Say):
         self.record: list[PlannedCall] = []
+        self.trouble = ""  # a message about the first thing that the configuration lacks
+        self.calls: Iterator[Call] = iter(())
         self._say = say
+        self._waiting: list[tuple[int, Completion]] = []
+        self._wave = 0
         self._fed: set[tuple[str | None, tuple[int, ...]]] = set()
         # (policy, episode) -> prompts with completions that later turns continue
         self._kept: dict[Any, list[tuple[int, ...]]] = collections.defaultdict(list)
 
-    def answer(self, call: Call, request: Request, wave: int) -> Completion:
-        """Record a call and answer it."""
-        tokens, completion = request.tokens, self._say(call, request)
+    @property
+    def pending(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> int:
+        """Record a request, and answer it in the next step."""
+        call, tokens = next(self.calls), request.tokens
+        completion = self._say(call, request)
         episode = request.key[:EPISODE]
         kept = self._kept[request.policy, episode]
         shared = max((len(history) for history in kept if tokens[: len(history)] == history), default=0)
@@ -254,17 +230,27 @@ class SilentEngine:
             slot=call.slot,
             policy=str(request.policy),
             episode=episode,
-            wave=wave,
+            wave=self._wave,
             prompt=tokens,
             fed=len(tokens) - cached,
             new=len(completion),
-            most=request.max_new_tokens,
             first=call.after is None,
             keeps_row=request.keep and not shared,
         )
         self.record.append(planned)
-        ended: Any = "stop" if len(completion) < request.max_new_tokens else "length"
-        return Completion(completion, [0.0] * len(completion), ended)
+        ended = "stop" if len(completion) < request.max_new_tokens else "length"
+        self._waiting.append((len(self.record), Completion(completion, [0.0] * len(completion), ended)))  # type: ignore[arg-type]
+        return len(self.record)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Answer all waiting requests."""
+        answered, self._waiting = self._waiting, []
+        self._wave += 1
+        return answered
+
+    def abandon(self) -> None:
+        """Drop all waiting requests."""
+        self._waiting = []
 
 
 class Speller:
@@ -331,3 +317,45 @@ class Speller:
         for piece in dict.fromkeys(pieces):
             self.id_of(piece)
         return [self._ids[piece] for piece in pieces]
+
+
+def _announced(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngine) -> Workflow:
+    """The workflow, but it sets the engine's `calls` to those it yields, and its tools return `NO_RESULT`."""
+
+    @functools.wraps(workflow.fn)
+    def played(*args: Any, **settings: Any) -> Script:
+        script, reply = workflow.fn(*args, **settings), None
+        try:
+            while True:
+                yielded = script.send(reply)
+                items = list(yielded) if isinstance(yielded, list | tuple) else [yielded]
+                calls = [item for item in items if isinstance(item, Call)]
+                engine.trouble = engine.trouble or _trouble(workflow, policy_map, calls)
+                engine.calls = iter(calls)
+                items = [Tool(lambda: NO_RESULT) if isinstance(item, Tool) else item for item in items]
+                reply = yield items if isinstance(yielded, list | tuple) else items[0]
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            script.close()
+
+    return dataclasses.replace(workflow, fn=played)
+
+
+def _trouble(workflow: Workflow, policy_map: Mapping[str, str], calls: Sequence[Call]) -> str:
+    """The message about a call that no role or policy answers; "" if all are answered."""
+    for call in calls:
+        if call.role not in workflow.roles:
+            known = ", ".join(workflow.roles)
+            return (
+                f"workflow.name '{workflow.name}' calls '{call.role}', but declares only: {known}: add it to its "
+                "roles, or correct the call"
+            )
+        try:
+            policy_of(policy_map, call.role, call.slot)
+        except ValueError:
+            return (
+                f"policies.map lacks '{call.role}/{call.slot}', which '{workflow.name}' calls: add it, or "
+                f"'{call.role}' for all slots without an entry of their own"
+            )
+    return ""

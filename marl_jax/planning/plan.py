@@ -244,13 +244,13 @@ def check_prompts(config: RunConfig, plan: Plan, tokenizers: Mapping[str, Any] |
     context = min(limit, context)
     calls, _ = play(
         find(config.workflow.name).bind(**config.workflow.settings),
-        [(Task("0", config.data.family, ""), 0)],
+        [Task("0", config.data.family, "")],
         read_prompts(config),
         config.policies.map,
         tokenizers,
         lambda call, request: [ends[str(request.policy)]],
         settings=config.role_settings,
-        limits=config.rollout.limits,
+        limits=dataclasses.replace(config.rollout.limits, context=None),  # the context is compared with below
     )
     for call in calls:
         room, needed = context - config.role_settings[call.role].max_new_tokens, len(call.prompt)
@@ -355,23 +355,30 @@ def _over_rungs(
     config: RunConfig, sizes: Model, calls: Sequence[PlannedCall], engine: EngineSettings, times: float
 ) -> tuple[float, float, float]:
     """(cache bytes that a replay of these calls reads, its decode steps, tokens that are fed once more)."""
+    most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
     ahead = memory.look_ahead(config, engine.lanes)
-    replay = _replay(tuple(calls), engine, math.ceil(times), ahead)
+    replay = _replay(tuple(calls), most, engine, math.ceil(times), ahead)
     part = sum(call.new for call in calls) / replay.sampled
     steps, read = part * engine.steps, cache_bytes(sizes.config, 1, 1)
     return steps * replay.attended * read, steps * replay.dispatches, part * replay.recomputed
 
 
 @functools.lru_cache(maxsize=8)  # kinds of device with equal memory have the same lanes
-def _replay(calls: tuple[PlannedCall, ...], engine: EngineSettings, times: int, ahead: int) -> Occupancy:
-    return occupancy_at_length(engine, episodes_of(calls, engine), times, ahead)
+def _replay(
+    calls: tuple[PlannedCall, ...],
+    most: tuple[tuple[str, int], ...],
+    engine: EngineSettings,
+    times: int,
+    ahead: int,
+) -> Occupancy:
+    return occupancy_at_length(engine, episodes_of(calls, dict(most), engine), times, ahead)
 
 
-def episodes_of(calls: Iterable[PlannedCall], engine: EngineSettings) -> list[Waves]:
-    """The calls of an engine in the form of a replay."""
+def episodes_of(calls: Iterable[PlannedCall], most: Mapping[str, int], engine: EngineSettings) -> list[Waves]:
+    """The calls of an engine in the form of a replay; `most` is {role: tokens that it may sample}."""
     episodes: dict[tuple[int, ...], dict[int, list[Length]]] = {}
     for call in calls:
-        waves, new = episodes.setdefault(call.episode, {}), min(call.most, engine.context - 1)
+        waves, new = episodes.setdefault(call.episode, {}), min(most[call.role], engine.context - 1)
         fitting = Length(call.prompt[: engine.context - new], min(call.new, new), new)
         waves.setdefault(call.wave, []).append(fitting)
     return [list(waves.values()) for waves in episodes.values()]

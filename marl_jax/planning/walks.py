@@ -87,7 +87,7 @@ def _episode(config: RunFields, text: str | None = None) -> "list[PlannedCall]":
     family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
     calls, _ = dry_run.play(
         workflow.bind(**settings),
-        [(Task("0", family, ""), 0)],
+        [Task("0", family, "")],
         _EmptyPrompts(),
         shared(workflow.roles),
         speller,

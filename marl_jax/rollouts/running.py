@@ -82,7 +82,6 @@ class Running:
         self.error: str | None = None
         self.trace = ""  # traceback of an exception
         self.refused = False  # a prompt did not fit
-        self.undeclared = ""  # the error, if it called a role that its workflow does not declare
         self.silent = False  # the workflow returned nothing
         self.waiting = 0  # results that the current batch still lacks
         self._began = time.monotonic()
@@ -279,8 +278,7 @@ class Running:
     def _ask(self, call: Call, index: int) -> Ask:
         if call.role not in self.workflow.roles:
             known = ", ".join(self.workflow.roles)
-            self.undeclared = f"'{self.workflow.name}' calls '{call.role}', but declares only: {known}"
-            raise Ended(f"workflow {self.undeclared}")
+            raise Ended(f"workflow '{self.workflow.name}' calls '{call.role}', but declares only: {known}")
         for completion in (*call.reads, *([call.after] if call.after else [])):
             if not any(completion is known for known in self._completions):
                 raise Ended(
