@@ -28,6 +28,11 @@ class Task:
     # Further fields of the data set, as JSON.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Task":
+        """The task that was stored as these fields; JSON has lists for tuples."""
+        return cls(**{**value, **{name: tuple(value[name]) for name in ("tests", "public_tests")}})
+
     @functools.cached_property
     def tests_digest(self) -> str:
         """A hash of the hidden tests, which may be many."""

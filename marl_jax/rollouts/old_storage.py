@@ -38,12 +38,6 @@ def read_old(path: pathlib.Path) -> Table:
         raise ValueError(f"'{rewards_path}' cannot be read as rewards: {error}") from error
 
 
-def unpack_task(packed: dict[str, Any]) -> Task:
-    """A task from the JSON that it was stored as."""
-    tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
-    return Task(**{**packed, **tests})
-
-
 def _with_rewards(episodes: Sequence[Episode], lines: Sequence[str]) -> Table:
     if len(lines) != len(episodes):
         raise ValueError(f"it has {len(lines)} lines for {len(episodes)} episodes")
@@ -74,7 +68,7 @@ def _read(path: pathlib.Path) -> list[Episode]:
                     if entry != {"format": FORMAT}:
                         raise ValueError(f"it begins with {line[:40]!r}, this version reads format {FORMAT}")
                 elif "task" in entry:
-                    task = unpack_task(entry["task"])
+                    task = Task.from_json(entry["task"])
                 else:
                     assert task is not None
                     episodes.append(_unpack_episode(entry, task))

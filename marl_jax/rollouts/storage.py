@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_jax.episodes import Episode, Leaf, ToolRecord
-from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
+from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old
 from marl_jax.rollouts.transcript import Decode, Decoders, decoder_of, prompts_of
 from marl_jax.table import DTYPES, KINDS, Ragged, Table, padded, unpadded
+from marl_jax.task import Task
 
 FORMAT = 2
 METADATA_KEY = b"marl_jax"
@@ -137,7 +138,7 @@ def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray
 
 
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
-    tasks = {task["id"]: unpack_task(task) for task in facts["tasks"]}
+    tasks = {task["id"]: Task.from_json(task) for task in facts["tasks"]}
     episodes = tuple(_bare(packed, tasks) for packed in facts["episodes"])
     texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
     names = {*read.column_names}

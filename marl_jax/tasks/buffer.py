@@ -63,9 +63,7 @@ class Entry:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Entry":
         """The inverse of `to_json`."""
-        task = dict(value["task"])
-        task |= {name: tuple(task[name]) for name in ("tests", "public_tests")}
-        return cls(**{**value, "task": Task(**task)})
+        return cls(**{**value, "task": Task.from_json(value["task"])})
 
 
 Entries = tuple[Entry, ...]  # the oldest first

@@ -215,11 +215,9 @@ def sizes(builder: TaskBuilder) -> dict[str, int]:
 
 
 def _task(record: Mapping[str, Any]) -> Task:
-    fields = {name: record[name].decode() for name in _FEATURES}
-    tests, public_tests, meta = (json.loads(record[name]) for name in _JSON)
-    return Task(
-        **fields, tests=tuple(tests), public_tests=tuple(public_tests), level=int(record["level"]), meta=meta
-    )
+    texts = {name: record[name].decode() for name in _FEATURES}
+    parsed = {name: json.loads(record[name]) for name in _JSON}
+    return Task.from_json({**texts, **parsed, "level": int(record["level"])})
 
 
 def _reach(url: str) -> None:
