@@ -1,6 +1,6 @@
 """Data sets as tensorflow-datasets builders: array_record on disk, read back as a sequence of `Task`.
 
-    files or streams of tasks ──► TaskBuilder (one class per data set) ──► array_record ──► Tasks
+    files or streams of tasks ──► TaskBuilder ──► array_record ──► Tasks
 
 This is the only file that uses tensorflow-datasets; TensorFlow itself is never imported. The folder of a prepared
 data set is named by a hash of its inputs, so a changed file, seed or setting gets a new folder.
@@ -53,11 +53,12 @@ class _Info(tfds.core.DatasetInfo):
 
 
 class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """A builder of tasks; `builder_class` makes the subclass for each data set."""
+    """The builder of the data set `name`."""
 
     VERSION = tfds.core.Version(VERSION)
 
-    def __init__(self, *, splits: Splits, **settings: Any):
+    def __init__(self, *, name: str, splits: Splits, **settings: Any):
+        self.name = name  # tensorflow-datasets would derive it from the name of the class
         self._splits = splits
         self._report = tfds.core.MetadataDict()
         super().__init__(file_format="array_record", **settings)
@@ -137,16 +138,10 @@ class Tasks(Sequence[Task]):
             raise _damaged(self.home, error) from None
 
 
-@functools.cache
-def builder_class(name: str) -> type[TaskBuilder]:
-    """The builder class of a data set: `micro_math` gives MicroMath."""
-    return type("".join(map(str.capitalize, name.split("_"))), (TaskBuilder,), {}, skip_registration=True)
-
-
 def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
     """The builder of a data set with its data prepared, in a temporary folder that is renamed when it is complete."""
     home = cache / name / key
-    make = functools.partial(builder_class(name), splits=splits)
+    make = functools.partial(TaskBuilder, name=name, splits=splits)
     if not home.is_dir():
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
