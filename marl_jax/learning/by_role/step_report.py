@@ -69,7 +69,7 @@ def gradient_report(
     if list(units) != roles:
         described["slots"] = {
             role: gradients.describe(gram[np.ix_(slots, slots)], [str(units[k][1]) for k in slots])
-            for role, slots in zip(roles, map(np.flatnonzero, member))
+            for role, slots in zip(roles, (np.flatnonzero(row).tolist() for row in member))
         }
     names = [_name(unit) for unit in units]
     weights = np.mean([d["weight"] for d in updates], axis=0).tolist()
