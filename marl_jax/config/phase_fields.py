@@ -163,10 +163,8 @@ def problems(config: "RunFields") -> Iterator[str]:
             )
         interventions, of_run = chosen.interventions, learner.interventions.named
         for setting, names in interventions.named.items():  # names set for the run are checked elsewhere
-            place, of_phase = (
-                f"{where}: learner.interventions.{setting}",
-                sorted({*names} - {*of_run[setting]}),
-            )
+            place = f"{where}: learner.interventions.{setting}"
+            of_phase = sorted({*names} - {*of_run[setting]})
             yield from fields.unknown_names(place, of_phase, roles, ROLE)
         of_phase = sorted({*chosen.learning_rates} - {*learner.learning_rates})
         yield from fields.unknown_names(f"{where}: learner.learning_rates", of_phase, known, POLICY)
