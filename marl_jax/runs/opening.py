@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from marl_jax import hosts
-from marl_jax.alarms.watch import judge
+from marl_jax.alarms.watch import Watch, judge
 from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
@@ -146,8 +146,9 @@ def open_runs(
         boards = _begin_records(seed_config, folder, state.step, view, stack)
         watched = loaded.splits.get("val", ())[: config.evaluation.problems]
         problems = TaskIterator(loaded.splits["train"], seed_config.data.problems, state.position)
-        seen = [read_lines(folder / name) if hosts.is_first() else () for name in (METRICS, EVALUATIONS)]
-        watch = judge(*seen)
+        watch = Watch()
+        if hosts.is_first():
+            watch = judge(read_lines(folder / METRICS), read_lines(folder / EVALUATIONS))
         runs.append(
             Run(seed_config, parts, folder, problems, list(watched), _about(seed_config, loaded), run_phases, store,
                 watch, boards, view, stop, pace)
