@@ -20,7 +20,7 @@ from marl_jax.config.run_config import MeshConfig
 from marl_jax.planning.plan import PlanError
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
-from marl_jax.run_folder.checkpoints import Checkpoints
+from marl_jax.run_folder.checkpoints import Checkpoints, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop, opening
 from marl_jax.runs.divergence import Diverged
@@ -98,6 +98,23 @@ def test_killed_it_ends_like_a_run_that_never_was(base, alone, tmp_path):
     assert not (tmp_path / "run" / "checkpoints" / "8").exists()
     assert loop.train(config(base), tmp_path / "run", live=quiet()) == 8
     same(tmp_path / "run", alone, KIND)
+
+
+@pytest.mark.long
+def test_killed_with_two_policies_it_ends_like_a_run_that_never_was(base, tmp_path):
+    """Both learn behind the checkpoint that it goes on from."""
+    kind, one = "voting_in_arrays", {"JAX_NUM_CPU_DEVICES": "1"}
+    voting = KINDS[kind](tiny_config(base))
+    assert loop.train(voting, tmp_path / "whole", live=quiet()) == 8
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={kind}", *DIES, **one)
+    assert status == -signal.SIGKILL, said[-2000:]
+    found = steps(tmp_path / "run" / "checkpoints")[-1]
+    assert found in (4, 6)  # the save of step 6 may not have ended
+    before = weights(tmp_path / "run", found, kind)[1]
+    assert loop.train(voting, tmp_path / "run", live=quiet()) == 8
+    after = weights(tmp_path / "run", kind=kind)[1]
+    assert {path.split("'")[3] for path in after if after[path] != before[path]} == {"p0", "p1"}
+    same(tmp_path / "run", tmp_path / "whole", kind)
 
 
 @pytest.mark.campaign

@@ -235,6 +235,12 @@ def in_arrays(config):
     return dataclasses.replace(config, road="compiled", rewards=CreditConfig(), **alone)
 
 
+def voting_in_arrays(config):
+    """Two policies, each with its optimiser."""
+    alone = in_arrays(config)
+    return dataclasses.replace(alone, workflow=config.workflow, policies=config.policies)
+
+
 def seeds_in_arrays(config):
     return dataclasses.replace(in_arrays(config), seeds=2, steps=4)
 
@@ -255,7 +261,7 @@ def cut_bases_in_arrays(config):
 
 CUT = {kind.__name__: kind for kind in (cut_in_arrays, cut_alone_in_arrays, cut_bases_in_arrays)}
 _RUN = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing)
-_CHANGED = (*_RUN, in_arrays, seeds_in_arrays, *CUT.values())
+_CHANGED = (*_RUN, in_arrays, voting_in_arrays, seeds_in_arrays, *CUT.values())
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
