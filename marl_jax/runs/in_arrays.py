@@ -84,7 +84,7 @@ class Compiled:
         count_calls(self._cast, self._width)  # refuses prompts that may not fit
         self.devices = _devices(config, settled)
         make = functools.partial(compiled.make_halves, config, parts=parts)
-        self._side_by_side = config.seeds > 1 and self.devices[0].platform != "cpu"
+        self._side_by_side = _in_one_program(config.seeds, self.devices[0])
         self._layouts = [Layout.on(device, self._side_by_side) for device in self.devices]
         if config.seeds == 1 and len(self.devices) > 1:
             mesh = self._mesh()
@@ -315,6 +315,11 @@ class Compiled:
         trees, states, report = outcome
         counts = {"beyond": int(metrics["beyond"])}
         return Result(table, groups, counts, report, trees, states, failure)
+
+
+def _in_one_program(seeds: int, device: jax.Device) -> bool:
+    """Whether the seeds of a device are one program; on a CPU they take their steps in turn."""
+    return seeds > 1 and device.platform != "cpu"
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:

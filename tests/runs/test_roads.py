@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 import threading
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -198,6 +199,59 @@ def test_seeds_on_devices_of_their_own_are_evaluated(base, tmp_path):
     for seed in range(2):
         trained, evaluated = records(tmp_path / "runs" / f"seed-{seed}")
         assert [line["step"] for line in trained] == [1, 2, 3, 4] and evaluated[-1]["step"] == 4
+
+
+def test_seeds_are_one_program_where_the_device_is_no_cpu():
+    told = {(seeds, name): in_arrays._in_one_program(seeds, SimpleNamespace(platform=name))
+            for seeds in (1, 2) for name in ("cpu", "gpu", "tpu")}  # fmt: skip
+    assert [case for case, one_program in told.items() if one_program] == [(2, "gpu"), (2, "tpu")]
+
+
+@pytest.mark.long
+def test_seeds_in_one_program_leave_what_each_alone_leaves_and_survive_a_kill(base, alone, tmp_path):
+    """Not to the bit: a product over the weights of two seeds is another kernel than one over those of one."""
+    kind, one = "seeds_in_one_program", {"JAX_NUM_CPU_DEVICES": "1"}
+    status, said, _ = in_a_process(base, tmp_path / "whole", f"--kind={kind}", **one)
+    assert status == 0 and "2 seeds in one program on 1 cpu device" in said, said[-2000:]
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={kind}", *DIES, **one)
+    assert status == -signal.SIGKILL, said[-2000:]
+    # The save of step 6 may not have ended.
+    assert all(steps(tmp_path / "run" / f"seed-{seed}" / "checkpoints")[-1] in (4, 6) for seed in range(2))
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={kind}", **one)
+    assert status == 0, said[-2000:]
+    same(tmp_path / "run", tmp_path / "whole", kind)
+    loop.train(config(base, seed=1), tmp_path / "one", live=quiet())
+    for seed, by_itself in enumerate((alone, tmp_path / "one")):
+        start = load_parts(config(base, seed=seed)).start(seed)["p0"]
+        assert_comparable(tmp_path / "whole" / f"seed-{seed}", by_itself, start)
+
+
+def assert_comparable(side, alone, start):
+    """The folder of a seed that shared its program, and of the same seed alone: equal words, numbers that are near."""
+    files = lambda folder: {
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if "checkpoints" not in path.parts and "tfevents" not in path.name
+    }
+    assert files(side) == files(alone)
+    for mine, theirs in zip(records(side), records(alone), strict=True):
+        assert [line["step"] for line in mine] == [line["step"] for line in theirs]
+        for line, other in zip(mine, theirs):
+            assert line.keys() == other.keys()
+            for key, value in other.items():
+                near = pytest.approx(value, rel=1e-3, abs=1e-5) if isinstance(value, float) else value
+                assert line[key] == near, (line["step"], key)
+    for step in (1, 4, 8):
+        mine, theirs = (read_episodes(at / "episodes" / f"step-{step:06}.parquet") for at in (side, alone))
+        assert mine.text == theirs.text and (any(mine.text) or step > 1)  # at the end they say nothing
+        np.testing.assert_allclose(mine.advantage, theirs.advantage, rtol=1e-5)
+    flat = lambda folder: np.concatenate(
+        [np.frombuffer(leaf, np.float32) for leaf in weights(folder, 8, KIND)[1].values()]
+    )
+    moved = np.linalg.norm(flat(alone) - np.concatenate([*map(np.ravel, jax.tree.leaves(start))]))
+    off = np.linalg.norm(flat(side) - flat(alone))
+    print(f"{side.name}: after 8 steps weights are {off / moved:.1e} of what they learned from those alone")
+    assert off < 1e-3 * moved
 
 
 class Asked(Live):

@@ -245,6 +245,11 @@ def seeds_in_arrays(config):
     return dataclasses.replace(in_arrays(config), seeds=2, steps=4)
 
 
+def seeds_in_one_program(config):
+    """As on an accelerator, if `in_arrays._in_one_program` says so."""
+    return dataclasses.replace(in_arrays(config), seeds=2)
+
+
 def cut_in_arrays(config):
     """Problems are cut over two pairs of devices, and weights over the two of each pair."""
     return dataclasses.replace(in_arrays(config), mesh=MeshConfig(data=2, model=2))
@@ -261,7 +266,8 @@ def cut_bases_in_arrays(config):
 
 CUT = {kind.__name__: kind for kind in (cut_in_arrays, cut_alone_in_arrays, cut_bases_in_arrays)}
 _RUN = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing)
-_CHANGED = (*_RUN, in_arrays, voting_in_arrays, seeds_in_arrays, *CUT.values())
+_SEEDS = (seeds_in_arrays, seeds_in_one_program)
+_CHANGED = (*_RUN, in_arrays, voting_in_arrays, *_SEEDS, *CUT.values())
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
@@ -327,6 +333,8 @@ def main():
         send_before(*places[asked.at], number, asked.visit, asked.after, asked.stuck)
     if asked.kind in CUT:
         in_arrays.take_step = checks_cuts(in_arrays.take_step)
+    if asked.kind == "seeds_in_one_program":
+        in_arrays._in_one_program = lambda *_: True
     loop.train(KINDS[asked.kind](tiny_config(asked.base)), asked.workdir, patience=2.0)
 
 
