@@ -579,28 +579,6 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
     assert "voting-shared-m-code + regime" in rows[findings_text.REGIME][0]
 
 
-def published():
-    """{label: points} of the committed tests."""
-    text = PAGE.with_name("findings-tests.md").read_text()
-    rows = re.findall(r"^\| (\S+ over base) \| [^|]+ \| ([-+.\d]+) ", text, re.MULTILINE)
-    return {label: float(points) for label, points in rows}
-
-
-def test_published_gains_follow_from_the_committed_files():
-    """From the JSON with nothing of ours: the mean of the last three evaluations less that of the start."""
-    assert published()
-    for label, points in list(published().items())[:3]:
-        gains = []
-        for path in sorted((STUDY / label.split()[0]).glob("seed-*.run.json")):
-            lines = [e for e in json.loads(path.read_text())["evaluations"] if e["split"] == "val"]
-            by_step = {
-                line["step"]: np.mean(line["per_problem"]) for line in lines if line["mode"] == "trained"
-            }
-            ends = [by_step[step] for step in sorted(by_step)[-3:]]
-            gains.append(np.mean(ends) - by_step[0])
-        assert points == pytest.approx(100 * np.mean(gains), abs=0.051)
-
-
 def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
     """Its words as they are, its numbers but for their last digits, which another machine may round otherwise."""
     page, number = tmp_path / "findings.md", r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?"
