@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from marl_jax.rollouts import CallRecord, Episode, Table, write_episodes
+from marl_jax.study import results
 from marl_jax.study.record import read_run
 from marl_jax.task import Task
 
@@ -204,3 +205,31 @@ def cell(root, name, shares, seeds=range(3), problems=60, lines=None, **more):
 def with_about(one, **parts):
     """The run with other parts of its config.json."""
     return dataclasses.replace(one, about={**one.about, **parts})
+
+
+def paired_results(root):
+    """Results of four isolated and three shared runs of voting whose seeds end apart, and {bar: points of each run}.
+
+    The points are those of the JSON files: the mean of the last three evaluations less that of the other side, or the
+    base.
+    """
+    rng = np.random.default_rng(3)
+    ends = {"voting-isolated-s-math": (0.9, 0.8, 0.7, 0.85), "voting-shared-s-math": (0.5, 0.3, 0.6)}
+    for name, of_seeds in ends.items():
+        for seed, end in enumerate(of_seeds):
+            run(root / "runs" / name / f"seed-{seed}", seed, course(rng, 0.2, end, end, end), name)
+    results.collect(root / "runs", root / "results")
+    isolated, shared = (
+        [json.loads(path.read_text())["evaluations"] for path in sorted((root / "results" / name).iterdir())]
+        for name in ends
+    )
+    base, end = (
+        lambda run: np.mean(run[0]["per_problem"]),
+        lambda run: np.mean([e["per_problem"] for e in run[-3:]]),
+    )
+    points = {
+        f"{name} over base": [end(run) - base(run) for run in runs]
+        for name, runs in zip(ends, (isolated, shared))
+    }
+    points[" over ".join(ends)] = [end(one) - end(other) for one, other in zip(isolated, shared)]
+    return root / "results", {label: [100 * value for value in values] for label, values in points.items()}

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from study_folders import (
     evaluation,
     full_run,
     metrics,
+    paired_results,
     run,
     table_of,
     write_run,
 )
 
 from marl_jax.episodes import Leaf
-from marl_jax.rollouts import Table, write_episodes
+from marl_jax.rollouts import Table, read_episodes, write_episodes
 from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import collect, read_study
 from marl_jax.task import Task
@@ -310,6 +312,42 @@ def test_alarms_that_begin_near_each_other_have_their_numbers_side_by_side(visit
     assert page.evaluate("texts.includes('1 2')")
 
 
+def test_lost_episodes_and_updates_are_marked_in_every_curve_at_their_steps(visit, tmp_path):
+    """The first and the last step at which episodes ended by an error, and at which an update was skipped."""
+    lost = {
+        4: {"failed": 2}, 9: {"failed": 1}, 12: {"failed": 3},
+        20: {"policy/p0/skipped": 1},
+    }  # fmt: skip
+    lines, skipped = [], 0
+    for step in range(1, 31):
+        skipped += lost.get(step, {}).get("policy/p0/skipped", 0)
+        lines.append(metrics(step, **{**lost.get(step, {}), "policy/p0/skipped": skipped}))
+    script = """const kind = CanvasRenderingContext2D.prototype, write = kind.fillText; window.texts = [];
+        kind.fillText = function(text, x, ...more) {
+            texts.push({text, x, canvas: this.canvas, wide: this.canvas.width});
+            write.call(this, text, x, ...more); };"""
+    page = visit(write_report(write_run(tmp_path / "run", lines=lines, evaluations=[])), script=script)
+    found = page.evaluate("""[...document.querySelectorAll("figure canvas")].map(canvas => {
+        const box = canvas.closest("figure").querySelector(".u-over");
+        const marks = texts.filter(one => one.text === "!" && one.canvas === canvas && one.wide === canvas.width);
+        return [box.offsetLeft, box.offsetWidth, [...new Set(marks.map(one => one.x))]]; })""")
+    assert len(found) == 5
+    for left, width, marks in found:
+        # Each sign stands three pixels behind its line.
+        assert marks == pytest.approx([left + 3 + width * (step - 1) / 29 for step in (4, 12, 20)], abs=1)
+    figure = page.locator("figure").nth(0)
+    figure.locator(".plot").focus()
+    page.keyboard.press("Home")
+    told = {}
+    for step in range(1, 31):
+        told[step] = figure.locator(".values .bad").all_inner_texts()
+        page.keyboard.press("ArrowRight")
+    assert {step: texts for step, texts in told.items() if texts} == {
+        4: ["!: episodes ended by an error"], 12: ["!: episodes ended by an error"],
+        20: ["!: updates of policy p0 skipped"],
+    }  # fmt: skip
+
+
 def test_a_run_of_one_step_and_a_zoomed_curve_are_seen(visit, tmp_path):
     page = visit(write_report(write_run(tmp_path / "one", lines=[metrics(1)], evaluations=[])))
     marks = """() => [...document.querySelectorAll("figure canvas")].map(canvas => {
@@ -395,6 +433,34 @@ def test_a_call_before_a_fork_is_one_cell_over_its_branches(visit, tmp_path):
     assert "↳" not in first.nth(0).inner_text() and "7" in first.nth(0).inner_text()
     assert second.count() == 3 and "↳ aggregator" in second.nth(1).inner_text()
     assert ["46" in second.nth(0).inner_text(), "45" in second.nth(1).inner_text()] == [True, True]
+
+
+def test_a_group_shows_all_of_its_eight_episodes_with_what_each_call_earned(visit, tmp_path):
+    """The numbers are those of the file; another problem of the step has a group of its own."""
+    rng, folder = np.random.default_rng(0), write_run(tmp_path / "run", lines=[metrics(1)])
+    entries = []
+    for sample in range(8):
+        earned = {name: rng.normal(size=4).round(2).tolist() for name in ("rewards", "advantages")}
+        one = replace(episode(answer=f"{sample}"), sample=sample)
+        entries.append((one, {"outcome": float(sample % 2), **earned}))
+    other = replace(episode(), task=Task("t2", "math", "1+1=?", gold="2"))
+    path = folder / "episodes/step-000001.parquet"
+    write_episodes(path, table_of([*entries, (other, RIGHT)]))
+    page = visit(write_report(folder))
+    page.get_by_role("tab", name="A whole group").click()
+    heads, *rows = (row.locator("th, td").all_inner_texts() for row in page.locator("#view table tr").all())
+    assert heads == [f"sample {sample}" for sample in range(8)] and [len(row) for row in rows] == [8] * 5
+    table = read_episodes(path)
+    signed = lambda value: f"{'−' if value < 0 else '+'}{abs(value):.2f}"
+    for sample in range(8):
+        for call_number in range(4):
+            row = 4 * sample + call_number
+            assert table.episode[row] == sample and table.call[row] == call_number
+            wanted = f"reward {signed(table.reward[row])}, advantage {signed(table.advantage[row])}"
+            assert rows[call_number][sample].splitlines()[-1] == wanted
+        assert rows[4][sample] == f"{sample} {('wrong', 'right')[sample % 2]}"
+    page.get_by_role("button", name="sample 7").click()
+    assert "sample 7, outcome 1" in page.locator("article").inner_text()
 
 
 def test_transcripts_are_filtered(visit, whole):
@@ -588,6 +654,39 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
         rows = told.value.path().read_text().splitlines()
         assert told.value.suggested_filename == f"{name}.csv" and len(rows) == {"map": 8, "Runs": 15}[name]
         assert rows[0].startswith(wanted[0]) and any(row.startswith(wanted[1]) for row in rows)
+
+
+def test_the_dots_of_a_bar_are_its_runs_at_their_numbers(visit, tmp_path):
+    place, points = paired_results(tmp_path)
+    page = visit(write_overview(read_study(place), tmp_path / "page")[0])
+    centre = "mark => { const box = mark.getBoundingClientRect(); return box.left + box.width / 2; }"
+    for label, values in points.items():
+        bar = page.locator(f".bars > span:text-is('{label}') + div").first
+        dots, mean = (
+            [dot.evaluate(centre) for dot in bar.locator("i").all()],
+            bar.locator("b").evaluate(centre),
+        )
+        box = bar.bounding_box()
+        share = float(bar.evaluate("bar => getComputedStyle(bar).backgroundPositionX").rstrip("%")) / 100
+        zero = box["x"] + share * (box["width"] - 1) + 0.5  # the upright line is one pixel wide
+        scale = (mean - zero) / np.mean(values)
+        assert len(dots) == len(values) and scale > 0 and max(dots) - min(dots) > 10
+        assert dots == pytest.approx([zero + scale * value for value in values], abs=1.5)
+        assert all(box["x"] - 1 <= dot <= box["x"] + box["width"] + 1 for dot in dots)
+
+
+def test_a_run_of_an_earlier_version_has_a_page_among_others(visit, tmp_path):
+    full_run(tmp_path / "new", steps=20)
+    shutil.copytree(Path(__file__).parents[2] / "fixtures/old_run/run", tmp_path / "old")
+    page = visit(write_overview(read_study(tmp_path))[0])
+    link = page.get_by_role("link", name="old", exact=True)
+    assert link.get_attribute("href") == "old/report.html"
+    page = visit(tmp_path / "old" / "report.html")
+    assert page.get_by_role("status").inner_text() == "8 of 8 recorded episodes"
+    assert page.locator("figure canvas").count() == 5 and colours(page, 0) > 10
+    page.get_by_role("tab", name="A whole group").click()
+    first = page.locator("#view tbody tr").first.locator("td").all_inner_texts()
+    assert len(first) == 4 and all(text.endswith("reward +0.00, advantage +0.00") for text in first)
 
 
 def test_of_many_lines_a_few_are_picked(visit, study):

@@ -8,10 +8,12 @@ import html.parser
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -25,15 +27,17 @@ from study_folders import (
     evaluation,
     full_run,
     metrics,
+    paired_results,
     write_run,
 )
 
-from marl_jax.rollouts import Episode, ToolRecord
+from marl_jax.rollouts import Episode, ToolRecord, read_episodes
 from marl_jax.run_folder import files
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import record, run_sentences, run_tables
+from marl_jax.study.questions import findings
 from marl_jax.study.record import read_run
-from marl_jax.study.report import curves
+from marl_jax.study.report import curves, drawing
 from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
 from marl_jax.task import Task
@@ -380,6 +384,67 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     assert all(
         (tmp_path / link).is_file() and (tmp_path / link).with_suffix(".png").is_file() for link in outside
     )
+
+
+def test_each_run_of_a_bar_is_a_dot_where_its_number_is(tmp_path):
+    """On the page a dot's place is a share of the way between two ends, which all bars of a question have in common."""
+    place, points = paired_results(tmp_path)
+    page = write_overview(read_study(place), tmp_path / "page")[0].read_text()
+    bars = re.findall(r"<span>([^<]+)</span>\s*<div [^>]*style=\"([^\"]*)\"><hr><b></b>(.*?)</div>", page)
+    for label, values in points.items():
+        (style, dots), *_ = [bar[1:] for bar in bars if bar[0] == label]
+        at = [float(share) for share in re.findall(r"--at: ([\d.e-]+)", dots)]
+        level, mean = (float(re.search(rf"--{name}: ([\d.e-]+)", style)[1]) for name in ("level", "mean"))
+        assert len(at) == len(values)
+        scale = (mean - level) / np.mean(values)
+        assert scale > 0 and at == pytest.approx([level + scale * value for value in values], abs=1e-6)
+
+
+def test_the_picture_of_a_question_has_a_dot_for_each_run_at_its_number(tmp_path, monkeypatch):
+    drawn, (place, points) = [], paired_results(tmp_path)
+    monkeypatch.setattr(drawing, "_save", lambda figure, *_, **__: drawn.append(figure))
+    for finding in findings.answers(list(read_study(place).runs.values())).findings[:2]:
+        drawing.bars(finding, tmp_path / "picture")
+    for figure in drawn[::2]:  # each is saved twice
+        (axes,) = figure.axes
+        rows = {text.get_text().split("   ")[0]: row for row, text in enumerate(axes.get_yticklabels())}
+        dots = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_markersize() == 3]
+        found = {
+            label: next(line for line in dots if line.get_ydata()[0] == row) for label, row in rows.items()
+        }
+        for label in rows.keys() & points.keys():
+            assert found[label].get_xdata() == pytest.approx(points.pop(label), abs=1e-6)
+    assert not points
+
+
+OLD = Path(__file__).parents[2] / "fixtures/old_run/run"
+
+
+def test_a_run_of_an_earlier_version_is_listed_and_read_among_others(tmp_path):
+    """Written by commit facd658: its numbers and what was said are those of its files."""
+    full_run(tmp_path / "new", steps=20)
+    shutil.copytree(OLD, tmp_path / "old")
+    study = read_study(tmp_path)
+    assert list(study.runs) == ["new", "old"] and study.unread == []
+    path, study = write_overview(study)
+    page = Page(path)
+    assert list(study.runs) == ["new", "old"] and study.unread == [] and "2 runs." in page.words
+    assert {"new/report.html", "old/report.html"} == {unquote(link) for link in page.links}
+    assert "old tiny 2/2 0.0% 0.0 – 49.0%" in page.words
+    own = Page(tmp_path / "old" / "report.html")
+    lines = [json.loads(line) for line in (OLD / "metrics.jsonl").read_text().splitlines()]
+    reward = next(panel for panel in own.data["panels"] if panel["title"].startswith("Reward"))["lines"]
+    assert [line["steps"] for line in reward] == [[1, 2]] * len(reward)
+    length = next(panel for panel in own.data["panels"] if panel["title"].startswith("Completion length"))
+    for line in length["lines"]:
+        values = [of_step[f"role/{line['name']}/length"] for of_step in lines]
+        assert line["values"] == pytest.approx(values, rel=1e-4)
+    table = read_episodes(OLD / "episodes" / "step-000002.jsonl.gz")
+    trained = own.said["files"].index({"kind": "training", "step": 2})
+    shown = [one for one in own.said["episodes"] if one["f"] == trained]
+    calls = [call for one in shown for call in one["calls"]]
+    assert len(shown) == 4 and [call["x"] for call in calls] == [text.rstrip() for text in table.text]
+    assert [(call["w"], call["v"]) for call in calls] == [*zip(table.reward, table.advantage)]
 
 
 def test_a_run_whose_own_page_fails_is_named_and_the_others_have_theirs(tmp_path):
