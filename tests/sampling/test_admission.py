@@ -174,7 +174,7 @@ def test_planned_histories_are_found_under_load(share, low, high):
         seated = [(waiting, left - 1) for waiting, left in seated if left > 1]
         for waiting in ended:
             said = (*waiting.request.tokens, *words(rng.randint(1, 20)))
-            queue.keep(waiting.owner, said[:-1])
+            queue.keep(waiting.request.policy, said[:-1])
             episode = waiting.ticket
             turns[episode][due[episode] % roles] = said
             due[episode] += 1
