@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.rewards.arrays.boxed_spans import Span, is_digit, is_word
-from marl_jax.rewards.arrays.chain_values import LARGEST, OPERATIONS, Value, apply, same
+from marl_jax.rewards.arrays.chain_values import LARGEST, Value, apply, same
 from marl_jax.rewards.arrays.integer_answers import Verdict
 from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.task import Task
@@ -32,7 +32,6 @@ ITEMS = 8  # longest list of a test
 _DIGITS = 9
 _HEADER = "def f(x):\n"
 _ATOM, _PRODUCT, _SUM = 3, 2, 1  # precedence of the outermost operation of an expression
-_CODE = {name: i for i, name in enumerate(OPERATIONS)}
 # The forms around an expression E with constants C and D, those that bind most tightly first: (the loosest precedence
 # of E, the precedence of the form, the operation of each form).
 _FORMS = (
@@ -234,15 +233,16 @@ def _begin_line(source: _Source, state: _Progress, line: jax.Array) -> _Progress
 def _grow(source: _Source, state: _Progress) -> _Progress:
     """Extend the expression by one operation, or end its line."""
     forms = [
-        (state.binds >= inside, *_match(source, state, form), _CODE[name], binds)
+        (name, state.binds >= inside, *_match(source, state, form), binds)
         for inside, binds, operations in _FORMS
         for form, name in operations.items()
     ]
-    fits = jnp.stack([tight & found for tight, found, *_ in forms])
+    fits = jnp.stack([tight & found for _, tight, found, *_ in forms])
     chosen = jnp.argmax(fits)  # the first form that fits: it binds most tightly
     pick = lambda i: jnp.stack([jnp.asarray(form[i], jnp.int32) for form in forms])[chosen]
-    c, d, start, end, operation, binds = map(pick, range(2, 8))
-    value = jax.vmap(apply, in_axes=(None, None, None, 0))(operation, c, d, state.value)
+    c, d, start, end, binds = map(pick, range(3, 8))
+    is_op = {name: chosen == i for i, (name, *_) in enumerate(forms)}
+    value = jax.vmap(apply, in_axes=(None, None, None, 0))(is_op, c, d, state.value)
     grown = replace(state, value=value, start=start, end=end, binds=binds)
 
     after = source.char(state.end)

@@ -9,13 +9,6 @@ import jax
 import jax.numpy as jnp
 
 LARGEST = 2**30
-_ON_NUMBERS = ("add", "subtract", "times", "modulo", "floor", "least", "most", "negate", "square", "absolute")
-_REDUCE = ("sum", "count", "largest", "smallest")
-# Operations with their constants c and d; see `chain_programs` for how each is written.
-OPERATIONS = (
-    *("none", *_ON_NUMBERS, "add each", "subtract each", "times each", "above", "below", "remainder"),
-    *("first", "drop", "sort", "reverse", *_REDUCE),
-)
 
 
 @flax.struct.dataclass
@@ -37,68 +30,57 @@ def same(a: Value, b: Value) -> jax.Array:
     return sound & (a.is_list == b.is_list) & jnp.where(a.is_list, lists, a.number == b.number)
 
 
-def apply(operation: jax.Array, c: jax.Array, d: jax.Array, value: Value) -> Value:
-    """The value after an operation, given by its index in OPERATIONS."""
-    is_op = {name: operation == i for i, name in enumerate(OPERATIONS)}
+def apply(is_op: dict[str, jax.Array], c: jax.Array, d: jax.Array, value: Value) -> Value:
+    """The value after an operation with constants c and d; see `chain_programs` for how each is written."""
     x, items, size = value.number, value.items, value.size
     place = jnp.arange(len(items))
     inside = place < size
-    on_number, reduces = (
-        jnp.any(jnp.stack([is_op[name] for name in names])) for names in (_ON_NUMBERS, _REDUCE)
-    )
     safe_c = jnp.where(c == 0, 1, c)
+    of_number = {
+        "add": x + c,
+        "subtract": x - c,
+        "times": x * c,
+        "modulo": x % safe_c,
+        "floor": x // safe_c,
+        "least": jnp.maximum(x, c),
+        "most": jnp.minimum(x, c),
+        "negate": -x,
+        "square": x * x,
+        "absolute": jnp.abs(x),
+    }
+    of_list = {
+        "sum": jnp.sum(jnp.where(inside, items, 0)),
+        "count": size,
+        "largest": jnp.where(size > 0, jnp.max(jnp.where(inside, items, -(2**31))), 0),
+        "smallest": jnp.where(size > 0, jnp.min(jnp.where(inside, items, 2**31 - 1)), 0),
+    }
+    filters = {
+        "above": inside & (items > c),
+        "below": inside & (items < c),
+        "remainder": inside & (items % safe_c == d),
+        "first": inside & (place < c),
+        "drop": inside & (place >= c),
+    }
+    changes = {
+        "add each": items + c,
+        "subtract each": items - c,
+        "times each": items * c,
+        "sort": jnp.sort(jnp.where(inside, items, 2**31 - 1)),
+        "reverse": items[jnp.clip(size - 1 - place, 0, len(items) - 1)],
+    }
+    number, kept = _choose(is_op, x, of_number | of_list), _choose(is_op, inside, filters)
+    changed = _choose(is_op, items, changes)
+    on_number, reduces = (jnp.any(jnp.stack([is_op[name] for name in ops])) for ops in (of_number, of_list))
+
     mistyped = ~is_op["none"] & (on_number == value.is_list)
     repeated = is_op["times"] & value.is_list
     divided = is_op["modulo"] | is_op["floor"] | (is_op["remainder"] & (size > 0))
     failed = (mistyped & ~repeated) | (divided & (c == 0))
-
     large = (
         (is_op["times"] & _too_large(x, c))
         | (is_op["square"] & _too_large(x, x))
         | (is_op["times each"] & jnp.any(inside & _too_large(items, c)))
         | (is_op["sum"] & (jnp.sum(jnp.abs(jnp.where(inside, items, 0).astype(jnp.float32))) > LARGEST))
-    )
-    number = _choose(
-        is_op,
-        x,
-        {
-            "add": x + c,
-            "subtract": x - c,
-            "times": x * c,
-            "modulo": x % safe_c,
-            "floor": x // safe_c,
-            "least": jnp.maximum(x, c),
-            "most": jnp.minimum(x, c),
-            "negate": -x,
-            "square": x * x,
-            "absolute": jnp.abs(x),
-            "sum": jnp.sum(jnp.where(inside, items, 0)),
-            "count": size,
-            "largest": jnp.where(size > 0, jnp.max(jnp.where(inside, items, -(2**31))), 0),
-            "smallest": jnp.where(size > 0, jnp.min(jnp.where(inside, items, 2**31 - 1)), 0),
-        },
-    )
-    kept = _choose(
-        is_op,
-        inside,
-        {
-            "above": inside & (items > c),
-            "below": inside & (items < c),
-            "remainder": inside & (items % safe_c == d),
-            "first": inside & (place < c),
-            "drop": inside & (place >= c),
-        },
-    )
-    changed = _choose(
-        is_op,
-        items,
-        {
-            "add each": items + c,
-            "subtract each": items - c,
-            "times each": items * c,
-            "sort": jnp.sort(jnp.where(inside, items, 2**31 - 1)),
-            "reverse": items[jnp.clip(size - 1 - place, 0, len(items) - 1)],
-        },
     )
     target = jnp.where(kept, jnp.cumsum(kept) - 1, len(items))
     moved = (target[None] == place[:, None]) & kept[None]  # [to, from]
