@@ -327,7 +327,7 @@ EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 _INVERTIBLE = ("sin", "cos", "tan", "sinh", "cosh", "tanh")
 _RECIPROCALS = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh", "sech": "cosh", "csch": "sinh"}
-FLOAT_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
+FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(cmath, name) for name in ("exp", *_INVERTIBLE)},
     **{f"arc{name}": getattr(cmath, f"a{name}") for name in _INVERTIBLE},
     **{name: lambda z, of=of: 1 / getattr(cmath, of)(z) for name, of in _RECIPROCALS.items()},
