@@ -212,16 +212,20 @@ def _faults(run: Run) -> Iterator[str]:
         for record in records:
             yield from _misfits(f"{name}: ", record, shape)
     for record in run.evaluations:
+        scores = {name: record.get(name) or 0 for name in ("step", *_SCORES)}
+        yield from (
+            f"an evaluation: {name} is {_json(value)}" for name, value in scores.items() if not _usual(value)
+        )
         yield from _entries("an evaluation: roles", record.get("roles") or {}, dict)
     for line in run.metrics:
         for key, value in line.items():
             wrong_type = not isinstance(value, (*_NUMBER, _NULL)) and key not in _LINE
-            if wrong_type or (type(value) is int and not _bounded(value)):
+            if wrong_type or (type(value) is int and not _usual(value)):
                 yield f"{key} of step {_json(line['step'])} is {_json(value)}"
 
 
 def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
-    """A line for each field of a record that has another type than in `shape`, or an unbounded number."""
+    """A line for each field of a record that has another type than in `shape`."""
     if not isinstance(record, Mapping):
         yield f"{where}{_json(record)}"
         return
@@ -229,7 +233,7 @@ def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> 
         value: Any = record
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if type(value) not in types or not _bounded(value):
+        if type(value) not in types:
             yield f"{where}{path} is {_json(value)}"
 
 
@@ -238,8 +242,8 @@ def _entries(where: str, part: Mapping[str, Any], kind: type) -> Iterator[str]:
     yield from (f"{where}.{key} is {_json(value)}" for key, value in part.items() if type(value) is not kind)
 
 
-def _bounded(value: Any) -> bool:
-    return not isinstance(value, _NUMBER) or -LARGEST < value < LARGEST  # False for a NaN
+def _usual(value: float) -> bool:
+    return -LARGEST < value < LARGEST  # False for a NaN
 
 
 def _json(value: Any) -> str:

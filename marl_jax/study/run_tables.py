@@ -191,7 +191,8 @@ def _at_ends(ends: Sequence[Record], kind: str, names: Sequence[str], key: str) 
 def _uninformative(line: Record, role: str, by_reward: bool) -> str:
     """Share of a role's groups that teach nothing: of equal rewards, or of one call with advantage 0."""
     names = ("groups", "zero_variance") if by_reward else ("groups", "zero_variance", "singletons")
-    groups, *flat = (line.get(f"groups/{role}/{name}") for name in names)
+    counts: list[Any] = [line.get(f"groups/{role}/{name}") for name in names]
+    groups, *flat = counts
     return percent(sum(flat) / groups) if groups and None not in flat else NONE
 
 

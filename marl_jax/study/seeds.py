@@ -88,10 +88,10 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
     for more in (_unlike, place):  # the folder only if the fields do not suffice
         keys = [(title, *words) for title, words in zip(titles, details)]
-        groups = [[one for one, other in zip(cells, keys) if other == key] for key in keys]
+        alike = [[one for one, other in zip(cells, keys) if other == key] for key in keys]
         details = [
             words + more(cell, group) if len(group) > 1 else words
-            for cell, words, group in zip(cells, details, groups)
+            for cell, words, group in zip(cells, details, alike)
         ]
     notes = [", ".join(filter(None, words)) for words in details]
     labels = [f"{title} ({note})" if note else title for title, note in zip(titles, notes)]
@@ -105,12 +105,12 @@ def differing(one: Cell, other: Cell) -> tuple[str, ...]:
     """
     left, right = map(_fields, (one, other))
     found = [path for path in dict.fromkeys([*left, *right]) if left.get(path) != right.get(path)]
-    left, right = (cell.runs[0].part("digests") for cell in (one, other))
-    unlike = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
+    ours, theirs = (cell.runs[0].part("digests") for cell in (one, other))
+    unlike = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
     if found:  # other digests follow from fields
         prompts = [] if {"workflow.prompts", "data.family"} & {*found} else ["prompts"]
         changed = [name for name in unlike if name.startswith("base ") or name in prompts]
-        unlike = [name for name in changed if name in left and name in right]
+        unlike = [name for name in changed if name in ours and name in theirs]
     return (*found, *unlike)
 
 

@@ -38,7 +38,8 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
     wide = len(pictures[:1]) if wide_first else 0
     heights = [WIDE[1]] * wide + [SMALL[1] + 0.5] * math.ceil((len(pictures) - wide) / 2)
     height = sum(heights) + 0.6
-    with _figure(directory / "report", height, dpi=min(150, MOST_PIXELS / height)) as figure:
+    dpi = min(150, MOST_PIXELS / height)
+    with _figure(directory / "report", height, "png", "svg", dpi=dpi) as figure:
         figure.get_layout_engine().set(hspace=0.06, wspace=0.04)
         figure.suptitle(printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
         grid = figure.add_gridspec(max(len(heights), 1), 2, height_ratios=heights or None)
@@ -55,7 +56,7 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
 def bars(finding: Finding, path: Path) -> None:
     """Draw an interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
-    with _figure(path, 0.9 + 0.26 * len(finding.bars)) as figure:
+    with _figure(path, 0.9 + 0.26 * len(finding.bars), "svg", "png") as figure:
         axes = figure.add_subplot()
         low, high = finding.ends
         for i, bar in enumerate(finding.bars):
@@ -194,8 +195,8 @@ def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float
 
 
 @contextlib.contextmanager
-def _figure(path: Path, height: float, **options: Any) -> Iterator[Any]:
-    """A figure of full width, in the style of the page; at the end it is saved as a PNG and an SVG of this name."""
+def _figure(path: Path, height: float, *kinds: str, **options: Any) -> Iterator[Any]:
+    """A figure of full width, in the style of the page; at the end it is saved under this name, in these formats."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -203,7 +204,7 @@ def _figure(path: Path, height: float, **options: Any) -> Iterator[Any]:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # names in a script that the font lacks
         figure = Figure(figsize=(WIDE[0], height), layout="constrained", **options)
         yield figure
-        for kind, changing in (("png", "Software"), ("svg", "Date")):
+        for kind in kinds:
             image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata={changing: None})
+            figure.savefig(image, format=kind, metadata={{"png": "Software", "svg": "Date"}[kind]: None})
             write_atomically(path.with_name(f"{path.name}.{kind}"), image.getvalue(), shared=True)
