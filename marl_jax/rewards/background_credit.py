@@ -20,10 +20,6 @@ from marl_jax.threads import Workers
 LEAVE_S = 2.0  # seconds that threads get to end; a thread in a slow credit is abandoned
 
 
-_Id = tuple[str, int]  # task and sample of an episode
-_Batch = Future[Table]
-
-
 class BackgroundCredit:
     """Credits the episodes of one step; use it as a context.
 
@@ -42,7 +38,7 @@ class BackgroundCredit:
         self._grader = Grader()
         # Ended episodes by task, for tasks that are not complete.
         self._ended: dict[str, list[Episode]] = collections.defaultdict(list)
-        self._sent: dict[_Id, _Batch] = {}
+        self._sent: dict[tuple[str, int], Future[Table]] = {}  # by task and sample of an episode
         self._error: BaseException | None = None  # raised by the credit, which is then not called again
         self._workers = Workers("credit", config.threads)
 
@@ -73,8 +69,10 @@ class BackgroundCredit:
             self._send(batch)
         if not table.bare_episodes:
             return with_rewards(grade(table, self._grader), self._credit, self._config.leaves)
-        batches = dict.fromkeys(self._sent[_id_of(bare)] for bare in table.bare_episodes)
-        credited = Table.concat([self._wait(batch) for batch in batches])
+        jobs = dict.fromkeys(self._sent[_id_of(bare)] for bare in table.bare_episodes)
+        for job in jobs:
+            self._workers.wait([job], self._check_all)
+        credited = Table.concat([job.result() for job in jobs])
         position = {_id_of(bare): number for number, bare in enumerate(credited.bare_episodes)}
         return credited.of_episodes([position[_id_of(bare)] for bare in table.bare_episodes])
 
@@ -83,10 +81,6 @@ class BackgroundCredit:
             episodes = sorted(episodes, key=lambda episode: episode.sample)
         batch = self._workers.submit(self._rewarded, episodes)
         self._sent |= {_id_of(episode): batch for episode in episodes}
-
-    def _wait(self, batch: _Batch) -> Table:
-        self._workers.wait([batch], self._check_all)
-        return batch.result()
 
     def _check_all(self) -> None:
         self._check()
@@ -105,5 +99,5 @@ class BackgroundCredit:
             raise
 
 
-def _id_of(episode: Episode) -> _Id:
+def _id_of(episode: Episode) -> tuple[str, int]:
     return episode.task.id, episode.sample

@@ -133,6 +133,7 @@ class Process:
         self._set_up = False
         self._stdout, self._result = bytearray(), bytearray()
         self._streams: dict[int, tuple[bytearray, int]] = {}
+        self._poll = select.poll()
         self._commands = -1
         data = json.dumps(job).encode()
         request = zygote.REQUEST.pack(zygote.RUN, limits.time_s, limits.memory_bytes, limits.file_bytes)
@@ -152,14 +153,13 @@ class Process:
         except OSError as error:  # no descriptors or no memory left here, or the zygote has ended
             self._close()
             raise ZygoteLost(str(error)) from None
-        self._poll = select.poll()
-        for fd in (self._control.fileno(), *self._streams):
-            self._poll.register(fd, select.POLLIN)
+        self._poll.register(self._control.fileno(), select.POLLIN)
 
     def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, limit: int) -> int:
         """Open a pipe whose content goes to `buffer`; returns its write end, which `theirs` closes."""
         ours, end = os.pipe()
         self._streams[ours] = (buffer, limit)
+        self._poll.register(ours, select.POLLIN)
         theirs.callback(os.close, end)
         return end
 
@@ -257,8 +257,7 @@ class Process:
         return more
 
     def _close_stream(self, fd: int) -> None:
-        if hasattr(self, "_poll"):
-            self._poll.unregister(fd)
+        self._poll.unregister(fd)
         del self._streams[fd]
         os.close(fd)
 
