@@ -26,7 +26,7 @@ from marl_jax.rewards.arrays import fractions_mod as fractions
 from marl_jax.rewards.arrays.boxed_spans import is_digit
 from marl_jax.rewards.arrays.clean_texts import BLANK, clean, compact, unwrap
 from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
-from marl_jax.rewards.arrays.texts import among
+from marl_jax.rewards.arrays.texts import among, next_place, starts
 
 _DEPTH = 8  # open brackets that the scan keeps at most
 _LABEL = 40  # characters of the longest label
@@ -47,7 +47,8 @@ def grade_answer(chars: jax.Array, start: jax.Array, end: jax.Array, gold: jax.A
     text, length, wrong, strange = clean(text, price)
     beyond |= strange
     text, unbalanced = unwrap(text, length)
-    wrong |= unbalanced | (length == 0)
+    last = next_place(text == ord("=")) == len(text)  # the part behind the last =
+    wrong |= unbalanced | (length == 0) | jnp.any(last & starts(text, "x" * (_LETTERS + 1)))
     scanned = jax.lax.while_loop(lambda state: state.at < length, functools.partial(_read, text), _begin())
     right, odd = _judge(scanned, gold, price)
     beyond |= odd
@@ -104,12 +105,9 @@ class _State:
     invalid: Any = _NO
     undone: Any = _NO  # it has a sum or product left undone
     has_x: Any = _NO
-    run: Any = _ZERO  # length of the current run of x
-    word: Any = _NO  # it has a run of x that is a word
     # State of the complete answer.
     first: Any = _YES  # no = has come
     label: Any = _ZERO  # state of the automaton of labels
-    names: Any = _ZERO  # state of the automaton of sums and differences of names
     span: Any = (np.int32(-1), np.int32(-1))  # places of the first and last non-blank of the first part
     stepped: Any = _NO
     wrong: Any = _NO
@@ -119,26 +117,21 @@ class _State:
     beyond: Any = _NO
 
 
-# Next state of the two automata, by the class of a character: x, blank, {, }, (, ), + or -, = and others.
-_CLASSES = b"x {}()+="
+# The automaton of labels, and of sums and differences of names: next state, by the class of a character.
+_CLASSES = b"x {}()+="  # x, blank, {, }, (, ), + or -, = and others
 _LABELS = (
-    (2, 0, 1, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
-    (2, 2, 7, 7, 7, 7, 7, 7, 7),  # 1 after {
-    (2, 2, 7, 3, 4, 7, 7, 7, 7),  # 2 in names
-    (7, 6, 7, 7, 4, 7, 7, 7, 7),  # 3 after }
-    (4, 4, 4, 4, 7, 5, 4, 7, 4),  # 4 in arguments
-    (7, 6, 7, 7, 7, 7, 7, 7, 7),  # 5 after arguments
-    (7, 6, 7, 7, 7, 7, 7, 7, 7),  # 6 at the end
-    (7, 7, 7, 7, 7, 7, 7, 7, 7),
+    (3, 0, 1, 9, 9, 9, 9, 9, 9),  # 0 nothing yet
+    (2, 2, 9, 9, 9, 9, 9, 9, 9),  # 1 after {
+    (2, 2, 9, 4, 5, 9, 9, 9, 9),  # 2 in names
+    (2, 3, 9, 4, 5, 9, 7, 9, 9),  # 3 one name
+    (9, 6, 9, 9, 5, 9, 9, 9, 9),  # 4 after }
+    (5, 5, 5, 5, 9, 6, 5, 9, 5),  # 5 in arguments
+    (9, 6, 9, 9, 9, 9, 9, 9, 9),  # 6 at the end
+    (8, 7, 9, 9, 9, 9, 9, 9, 9),  # 7 after + or -
+    (9, 8, 9, 9, 9, 9, 7, 9, 9),  # 8 a sum
+    (9, 9, 9, 9, 9, 9, 9, 9, 9),
 )
-_LABEL_ENDS = (False, False, True, True, False, True, True, False)
-_NAMES = (
-    (1, 0, 7, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
-    (7, 1, 7, 7, 7, 7, 2, 7, 7),  # 1 one name
-    (3, 2, 7, 7, 7, 7, 7, 7, 7),  # 2 after + or -
-    (7, 3, 7, 7, 7, 7, 2, 7, 7),  # 3 two names or more
-    *[(7,) * 9] * 4,
-)
+_ENDS, _SUM = (2, 3, 4, 6), 8  # states in which a label may end; a sum of names
 _X = 0x9E37_79B9_7F4A_7C15  # the value of x
 
 
@@ -170,8 +163,6 @@ def _read(text: jax.Array, state: _State) -> _State:
         mixable=state.mixable & no_number,
         invalid=state.invalid | stray,
         wrong=state.wrong | (stray & top),
-        run=jnp.where(char == ord("x"), before.run + 1, 0),
-        word=state.word | (before.run + 1 > _LETTERS) & (char == ord("x")),
         commas=state.commas | (before.first & (char == ord(","))),
         beyond=state.beyond | (before.expects & (char == ord(","))),
     )
@@ -187,7 +178,6 @@ def _follow_label(state: _State, char: jax.Array) -> _State:
     return replace(
         state,
         label=jnp.where(moves, jnp.asarray(_LABELS)[state.label, kind], state.label),
-        names=jnp.where(moves, jnp.asarray(_NAMES)[state.names, kind], state.names),
         span=(jnp.where(solid & (begun < 0), state.at, begun), jnp.where(solid, state.at, ended)),
     )
 
@@ -339,8 +329,8 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
     equals = char == ord("=")
     here, inner = equals & (state.depth == 0), equals & (state.depth > 0)
     value, unread = _part(state)
-    label = jnp.asarray(_LABEL_ENDS)[state.label] & (state.span[1] - state.span[0] < _LABEL)
-    label = (label | (state.names == 3)) & state.first
+    short = state.span[1] - state.span[0] < _LABEL
+    label = state.first & ((short & jnp.isin(state.label, jnp.asarray(_ENDS))) | (state.label == _SUM))
     step = here & ~label
     wrong = step & (unread | (state.stepped & ~fractions.equal(value, state.step)))
     beyond = here & state.first & ~label & state.commas
@@ -356,7 +346,7 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
         chained=state.chained | here,
         first=state.first & ~here,
     )
-    part = ("term", "expects", "counted", "mixable", "mixed", "next", "invalid", "undone", "has_x", "word")
+    part = ("term", "expects", "counted", "mixable", "mixed", "next", "invalid", "undone", "has_x")
     old, new = ({name: getattr(s, name) for name in part} for s in (state, begun))
     return replace(state, **choose(here, new, old))
 
@@ -371,7 +361,7 @@ def _judge(state: _State, gold: jax.Array, price: jax.Array) -> tuple[jax.Array,
     """Whether the answer is right, and whether it is beyond."""
     value, unread = _part(state)
     undone = state.undone & ~state.has_x
-    right = fractions.equal(value, fractions.integer(gold)) & ~(unread | undone | state.word | state.wrong)
+    right = fractions.equal(value, fractions.integer(gold)) & ~(unread | undone | state.wrong)
     right &= ~state.stepped | fractions.equal(value, state.step)
     right &= ~(price & (state.chained | state.nested))
     return right, state.beyond | (state.chained & state.nested)
