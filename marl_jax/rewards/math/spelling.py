@@ -24,7 +24,9 @@ def clean(text: str) -> str:
         text = _LETTER_UNIT.sub(lambda match: f" {UNIT_LETTERS[match['letter']]}", text)
         text = _BOLD_SET.sub(r"\1\\mathbb{\2}", text)
         for _ in range(4):  # \textbf{\text{A}}
-            text = _WRAPPER.sub(r" \1 ", text)
+            text, found = _WRAPPER.subn(r" \1 ", text)
+            if not found:
+                break
         text = _LOGIC.sub(lambda match: r" \cap " if match["both"] else r" \cup ", text)
         text = _COMMAND.sub(_rename, text)
         text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
