@@ -6,10 +6,10 @@ Exact arithmetic and floats at a few points decide nearly every pair in this pro
 floats cannot decide are settled by math-verify in a worker, which gets the trees and never the text. A
 response without a box earns 0: the prompt asks for a box.
 
-The algebra of one answer takes at most 1.5 seconds of wall time, or, if starting the worker takes that long, half a
-second after it is up (`math_pool.start` starts it ahead); answers of a batch wait for each other. Algebra is
+The algebra of one answer takes at most 1.5 seconds of wall time, or, if starting the workers takes that long, half a
+second after they are up (`math_pool.start` starts them ahead); answers of a batch wait for each other. Algebra is
 limited by its CPU time; an answer that needs nearly all of it may be judged right on one machine and wrong on a slower
-one. If the wall time runs out first, or the worker dies, this grade is 0, and the next grading of the same answer tries
+one. If the wall time runs out first, or workers die, this grade is 0, and the next grading of the same answer tries
 again.
 
 Equal and different forms of quantities (the last column is different):
@@ -65,7 +65,7 @@ _ROUNDED = re.compile(  # 2\sqrt3 \approx 3.46, 1/3 \approx 33.3\%, or with the 
 _INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 _ARGUMENT = re.compile(r"(?<=[A-Za-z])\([a-z]\)$")
 CPU_LIMIT_S = 0.7  # CPU time of algebra, for all comparisons of one answer
-WALL_LIMIT_S = 1.5  # the same in wall time, which includes waiting for a place
+WALL_LIMIT_S = 1.5  # the same in wall time, which includes waiting for a worker
 
 
 def grade_math(response: str, gold: str) -> float:
@@ -99,7 +99,7 @@ def equivalent(answer: str, gold: str) -> bool:
 def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
     """Start `equivalent`; the returned function waits for its verdict, so that the algebra of a batch runs in parallel.
 
-    At most as many run at a time as there are places, so that no answer's time runs out while it waits for others.
+    At most as many run at a time as there are workers, so that no answer's time runs out while it waits for others.
     """
     if _without_algebra(answer, gold) is not None:
         return lambda: equivalent(answer, gold)

@@ -30,7 +30,9 @@ START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about 
 AFTER_START_S = 0.5  # part of its time limit that a question keeps while the worker starts
 MAX_AT_ONCE = 4  # comparisons
 LATE_LIMIT_S = 5.0  # a worker that is silent this much longer hangs; on a busy machine it may merely be late
-TRIES = 3  # attempts at a question: a worker that is killed from outside says nothing about it
+TRIES = (
+    3  # attempts at a question whose worker dies: it may have been killed from outside, which is no verdict
+)
 
 _WORKER = Path(__file__).with_name("math_worker.py")  # run by its path, because its package loads much else
 _READY = 0  # the first ticket: the worker replies when it is up
@@ -111,18 +113,14 @@ class _Worker:
 
 
 class _Pool:
-    worker: _Worker | None = None
-
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin without a worker: a forked copy of this process must not talk to its parent's, or keep it up."""
-        if self.worker is not None:
-            self.worker.process.stdin.close()  # type: ignore[union-attr]
+        """Begin without a worker: a forked copy of this process must not talk to its parent's."""
         size = min(MAX_AT_ONCE, user_cache.cores())
         self.askers, self.places = Workers("math-answer", size), threading.Semaphore(size)
-        self.worker = None
+        self.worker: _Worker | None = None
         self.changing = threading.Lock()
 
     def start(self) -> _Worker:
