@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pace import slowness
 
+from marl_jax import user_cache
 from marl_jax.rewards import grade_math
 from marl_jax.rewards.math import equivalence as grader
 from marl_jax.rewards.math import math_pool, start_equivalent
@@ -182,16 +183,26 @@ def test_the_text_of_an_answer_never_reaches_a_worker(monkeypatch):
     assert not any(word in text for text in seen for word in ("q", "Y", "Z"))
 
 
-def test_a_worker_killed_from_outside_is_replaced():
+@pytest.mark.parametrize("cores", [1, 4])
+def test_workers_killed_from_outside_are_replaced(cores, monkeypatch):
+    monkeypatch.setattr(user_cache, "cores", lambda: cores)
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
+    earlier = set(workers())
+    math_pool.start()
+    until = time.monotonic() + AT_ONCE_S
+    while len(math_pool._pool.idle) < cores and time.monotonic() < until:
+        time.sleep(0.05)
+    before = sorted(set(workers()) - earlier)
+    assert len(before) == cores
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
     assert ask("x + 1", "1 + x").same
-    (before,) = workers()
-    os.kill(before, signal.SIGKILL)
-    assert ask("x + 1", "1 + x").same
-    (after,) = workers()
-    assert after != before
+    assert set(workers()) - earlier
+    assert not set(workers()) & set(before)
+    math_pool.close()
 
 
-def test_a_worker_that_hangs_holds_nobody_up_and_is_killed_and_replaced(monkeypatch):
+def test_workers_that_hang_hold_nobody_up_and_are_killed_and_replaced(monkeypatch):
     monkeypatch.setattr(math_pool, "LATE_LIMIT_S", 0.5)
     before = workers()
     for pid in before:
@@ -268,8 +279,10 @@ def test_a_hostile_answer_that_is_the_first_of_a_process_earns_nothing_within_se
 
 
 @pytest.fixture
-def cold():
+def cold(monkeypatch):
     """No worker is up."""
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
+    yield
     math_pool.close()
 
 
@@ -322,7 +335,8 @@ def test_the_answers_of_a_batch_are_worked_on_together_and_crowd_nobody_out(pati
     assert under_way - begun < (time.monotonic() - begun) / 2
 
 
-def test_a_batch_hears_of_a_worker_that_cannot_start(cold, monkeypatch):
+def test_a_batch_hears_of_workers_that_cannot_start(monkeypatch):
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
     monkeypatch.setattr(sys, "executable", "/bin/false")
     waiting = start_equivalent(r"\ln 2 + \ln 41", r"\ln 82")
     with pytest.raises(RuntimeError, match="the math worker did not start"):
@@ -389,7 +403,7 @@ def test_workers_end_with_a_parent_that_is_killed():
         from marl_jax.rewards import grade_math
         from marl_jax.rewards.math import math_pool
         grade_math(r"\boxed{{{HARD[0]}}}", r"{HARD[1]}")
-        print(math_pool._pool.worker.process.pid, flush=True)
+        print(math_pool._pool.idle[0].process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     pid = int(done.stdout)
@@ -405,11 +419,11 @@ def test_a_forked_copy_starts_its_own_workers():
         from marl_jax.rewards import grade_math
         from marl_jax.rewards.math import math_pool
         grade_math(r"\boxed{{{HARD[0]}}}", r"{HARD[1]}")
-        mine = math_pool._pool.worker.process.pid
+        mine = math_pool._pool.idle[0].process.pid
         child = os.fork()
         if child == 0:
             right = grade_math(r"\boxed{{\ln 10}}", r"\ln 2 + \ln 5") == 1.0
-            own = math_pool._pool.worker.process.pid != mine
+            own = math_pool._pool.idle[0].process.pid != mine
             math_pool.close()
             os._exit(0 if right and own else 1)
         print(os.waitpid(child, 0)[1], grade_math(r"\boxed{{\ln 14}}", r"\ln 2 + \ln 7"))
@@ -417,7 +431,8 @@ def test_a_forked_copy_starts_its_own_workers():
     assert done.stdout.split() == ["0", "1.0"], done.stderr
 
 
-def test_a_worker_that_cannot_start_says_how_to_find_out_why(cold, monkeypatch):
+def test_a_worker_that_cannot_start_says_how_to_find_out_why(monkeypatch):
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match=r"exit status 1\).*marl_jax.rewards.math.math_worker"):
         ask("1", "1")

@@ -1,17 +1,16 @@
-"""The math worker in the parent process: started when first needed, replaced when it dies, ended at exit.
+"""The pool of math workers in the parent process: started when first needed, replaced when they die, ended at exit.
 
-    equal ──► a place, as many as there are cores ──► a line to the worker ──► a thread reads its reply ──► Verdict
-
-Any thread may compare. If a reply is `LATE_LIMIT_S` late, the worker hangs: it is killed, and another one answers what
-it was asked. Nothing is forked from this process, which may have loaded JAX. The wait for the worker's start counts
-against a question's time limit, but leaves it `AFTER_START_S`: enough for ordinary algebra, however slow the start was.
+Any thread may compare. It waits for a free worker and sends one line; a worker that stays silent `LATE_LIMIT_S` after
+its time is killed. Nothing is forked from this process, which may have loaded JAX. Workers start in the background, and
+no thread waits for a start while another worker is up. The first question's wait for the start counts against its time
+limit, but leaves it `AFTER_START_S`: enough for ordinary algebra, however slow the start was.
 """
 
 import atexit
-import itertools
+import functools
 import json
-import math
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -27,15 +26,13 @@ from marl_jax.rewards.math.expressions import Tree
 from marl_jax.threads import Workers
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
-AFTER_START_S = 0.5  # part of its time limit that a question keeps while the worker starts
-MAX_AT_ONCE = 4  # comparisons
+AFTER_START_S = 0.5  # part of its time limit that a question keeps while no worker is up
+MAX_WORKERS = 4
 LATE_LIMIT_S = 5.0  # a worker that is silent this much longer hangs; on a busy machine it may merely be late
-TRIES = (
-    3  # attempts at a question whose worker dies: it may have been killed from outside, which is no verdict
-)
+# Attempts at a question whose workers die: all idle ones may have been killed from outside, which is no verdict.
+TRIES = MAX_WORKERS + 2
 
 _WORKER = Path(__file__).with_name("math_worker.py")  # run by its path, because its package loads much else
-_READY = 0  # the first ticket: the worker replies when it is up
 
 
 class WorkerDied(Exception):
@@ -43,130 +40,197 @@ class WorkerDied(Exception):
 
 
 class Verdict(NamedTuple):
-    """The worker's verdict on two expressions, and its cost."""
+    """A worker's verdict on two expressions, and its cost."""
 
     same: bool | None  # None if the time ran out or the worker died, which says nothing about the answer
     cpu_s: float  # spent on algebra
     wall_s: float  # the part of the given limit that was spent
 
 
+def equal(answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
+    """Whether two expressions are equal by algebra; not equal if that takes more than `cpu_s` of work.
+
+    Waiting for a free worker counts against `wall_s`. A worker that dies or hangs is replaced; if it died, the
+    question is asked again.
+    """
+    return _pool.equal(answer, gold, cpu_s, wall_s)
+
+
+def start() -> None:
+    """Start the workers now, so that the first question need not wait for them."""
+    _pool.start()
+
+
+def ask(compare: Callable[..., bool], *texts: str) -> "Future[bool]":
+    """Compare on a thread. As many comparisons run at a time as there are workers; the others wait in a queue."""
+    return _pool.askers.submit(compare, *texts)
+
+
+def close() -> None:
+    """End every worker; a later question starts new ones."""
+    _pool.close()
+
+
 class _Worker:
-    """The worker process, and the replies that are to come."""
+    """One worker process, and the pipe to it."""
 
     def __init__(self) -> None:
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONHASHSEED": "0"},
-                bufsize=0,
-            )
-        except OSError as error:
-            raise RuntimeError(f"no math worker could be started: {error}") from error
-        self.tickets, self.writing = itertools.count(_READY + 1), threading.Lock()
-        self.ready: Future[tuple] = Future()
-        self.awaited = {_READY: (self.ready, math.inf)}  # ticket -> (reply, when the worker hangs without it)
-        threading.Thread(target=self._listen, name="math-worker", daemon=True).start()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            bufsize=0,
+        )
+        self.ready = False
+        self._received = b""  # the part of the awaited reply that has come
 
-    def wait_until_up(self) -> None:
-        try:
-            self.ready.result(START_LIMIT_S)
-        except TimeoutError:
-            self.process.kill()
-            self.ready.result()  # raises the error of a worker that did not start
+    def wait_until_ready(self) -> None:
+        self.ready = self.reply(START_LIMIT_S) == b"ready\n"
+        if not self.ready:
+            raise WorkerDied
 
     def ask(self, question: list, limit_s: float) -> tuple[bool | None, float]:
-        """The verdict and the CPU time that it took."""
-        ticket, reply = next(self.tickets), Future[tuple]()
-        self.awaited[ticket] = reply, time.monotonic() + limit_s + LATE_LIMIT_S
-        line = json.dumps([ticket, *question, 0.9 * limit_s], default=_wire).encode() + b"\n"
+        """The verdict and the CPU time that it took. After a TimeoutError the reply is still to come."""
+        line = json.dumps([*question, 0.9 * limit_s], default=_wire).encode() + b"\n"
         try:
-            with self.writing:
-                self.process.stdin.write(line)  # type: ignore[union-attr]
-        except (OSError, ValueError) as error:  # it ended; `_listen` may have closed the pipe
+            self.process.stdin.write(line)  # type: ignore[union-attr]
+        except OSError as error:
             raise WorkerDied from error
-        return reply.result(limit_s)
+        verdict, cpu_s = self.reply(limit_s).split()
+        return {b"1": True, b"0": False}.get(verdict), float(cpu_s)
 
-    def is_lost(self) -> bool:
-        """Whether it has ended or hangs."""
-        return self.process.poll() is not None or any(
-            time.monotonic() > latest for _, latest in list(self.awaited.values())
-        )
+    def reply(self, limit_s: float) -> bytes:
+        pipe = self.process.stdout
+        assert pipe is not None
+        poll, deadline = select.poll(), time.monotonic() + limit_s
+        poll.register(pipe, select.POLLIN)
+        while not self._received.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            if not (part := pipe.read(64)):
+                raise WorkerDied
+            self._received += part
+        reply, self._received = self._received, b""
+        return reply
 
-    def _listen(self) -> None:
-        with self.process:
-            for line in self.process.stdout:  # type: ignore[union-attr]
-                ticket, verdict, cpu_s = line.split()
-                reply, _ = self.awaited.pop(int(ticket))
-                reply.set_result(({b"1": True, b"0": False}.get(verdict), float(cpu_s)))
-        if self.awaited.pop(_READY, None):
-            self.ready.set_exception(
-                RuntimeError(
-                    f"the math worker did not start (exit status {self.process.returncode}): "
-                    f"run `{sys.executable} -m marl_jax.rewards.math.math_worker` to see why"
-                )
-            )
-        for reply, _ in list(self.awaited.values()):
-            reply.set_exception(WorkerDied())
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 class _Pool:
     def __init__(self) -> None:
-        self.reset()
+        self.size = min(MAX_WORKERS, user_cache.cores())
+        self.askers = Workers("math-answer", self.size)
+        self.waiters = Workers("math-worker", self.size)  # one thread for each worker that starts or is late
+        self.changed = threading.Condition()
+        self.idle: list[_Worker] = []
+        self.all: set[_Worker] = set()  # including those that start and those that are late
+        self.failure: RuntimeError | None = None  # why the latest start failed
 
-    def reset(self) -> None:
-        """Begin without a worker: a forked copy of this process must not talk to its parent's."""
-        size = min(MAX_AT_ONCE, user_cache.cores())
-        self.askers, self.places = Workers("math-answer", size), threading.Semaphore(size)
-        self.worker: _Worker | None = None
-        self.changing = threading.Lock()
-
-    def start(self) -> _Worker:
-        """The worker, which may still start; called ahead, so that the first question need not wait for it."""
-        with self.changing:
-            if self.worker is not None and self.worker.is_lost():
-                self.worker.process.kill()
-                self.worker = None
-            self.worker = self.worker or _Worker()
-            return self.worker
-
-    def close(self) -> None:
-        """End the worker; a later question starts a new one."""
-        with self.changing:
-            worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.process.kill()
-            worker.process.wait()
-
-    def ask(self, compare: Callable[..., bool], *texts: str) -> "Future[bool]":
-        """Compare on a thread. As many comparisons run at a time as there are places; the others wait in a queue."""
-        return self.askers.submit(compare, *texts)
+    def start(self) -> None:
+        with self.changed:
+            for _ in range(self.size - len(self.all)):
+                self._start_one()
 
     def equal(self, answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
-        """Whether two expressions are equal by algebra; not equal if that takes more than `cpu_s` of work.
-
-        Waiting for a place counts against `wall_s`. A question is asked again if the worker dies or hangs.
-        """
-        left_s, same, spent_s = wall_s, None, 0.0
+        left_s = wall_s
         for _ in range(TRIES):
-            worker, begun = self.start(), time.monotonic()
-            worker.wait_until_up()
-            left_s -= min(time.monotonic() - begun, max(left_s - AFTER_START_S, 0.0))
+            worker, waited_s = self._take(left_s)
+            left_s -= waited_s
+            if worker is None:
+                break
             begun = time.monotonic()
-            if self.places.acquire(timeout=max(left_s, 0.0)):
-                try:
-                    same, spent_s = worker.ask([answer, gold, cpu_s], left_s - (time.monotonic() - begun))
-                except WorkerDied:
-                    continue
-                except TimeoutError:
-                    pass
-                finally:
-                    self.places.release()
-                    left_s -= time.monotonic() - begun
-            break
-        return Verdict(same, spent_s, wall_s - left_s)
+            try:
+                same, spent_s = worker.ask([answer, gold, cpu_s], left_s)
+            except WorkerDied:
+                self._drop(worker)
+                left_s -= time.monotonic() - begun
+            except TimeoutError:
+                self._wait_for(worker, functools.partial(worker.reply, LATE_LIMIT_S))
+                left_s = 0.0
+                break
+            except BaseException:  # an interrupted exchange cannot be resumed
+                self._drop(worker)
+                raise
+            else:
+                self._give_back(worker)
+                return Verdict(same, spent_s, wall_s - left_s + time.monotonic() - begun)
+        return Verdict(None, 0.0, wall_s - left_s)
+
+    def _take(self, limit_s: float) -> tuple[_Worker | None, float]:
+        """A ready worker, or None if none was free in time; and the seconds of the limit that were spent."""
+        waited_s = 0.0
+        with self.changed:
+            for worker in [it for it in self.idle if it.process.poll() is not None]:  # killed from outside
+                self.idle.remove(worker)
+                self._drop(worker)
+            if not self.idle and len(self.all) < self.size:
+                self._start_one()
+            while not self.idle:
+                if waited_s >= limit_s:
+                    return None, waited_s
+                if not self.all:
+                    if self.failure is not None:
+                        raise self.failure
+                    self._start_one()  # the others died or were closed
+                begun, left_s = time.monotonic(), limit_s - waited_s
+                kept_s = 0.0 if any(worker.ready for worker in self.all) else min(left_s, AFTER_START_S)
+                self.changed.wait(left_s)
+                waited_s += min(time.monotonic() - begun, left_s - kept_s)
+            return self.idle.pop(), waited_s
+
+    def _start_one(self) -> None:
+        self.failure = None
+        try:
+            worker = _Worker()
+        except OSError as error:
+            self.failure = RuntimeError(f"no math worker could be started: {error}")
+        else:
+            self.all.add(worker)
+            self._wait_for(worker, worker.wait_until_ready)
+
+    def _wait_for(self, worker: _Worker, wait: Callable[[], object]) -> None:
+        """Call `wait` in the background to read the worker's answer, then give the worker back, or else end it."""
+
+        def finish() -> None:
+            try:
+                wait()
+            except (WorkerDied, TimeoutError, OSError, ValueError):  # the last two: it was closed meanwhile
+                self._drop(worker)
+            else:
+                self._give_back(worker)
+
+        self.waiters.submit(finish)
+
+    def close(self) -> None:
+        with self.changed:
+            workers, self.all, self.idle = self.all, set(), []
+            self.changed.notify_all()
+        for worker in workers:
+            worker.kill()
+
+    def _give_back(self, worker: _Worker) -> None:
+        with self.changed:
+            if worker in self.all:  # else the pool was closed
+                self.idle.append(worker)
+                self.changed.notify()
+
+    def _drop(self, worker: _Worker) -> None:
+        worker.kill()
+        with self.changed:
+            if worker in self.all and not worker.ready:
+                self.failure = RuntimeError(
+                    f"the math worker did not start (exit status {worker.process.returncode}): "
+                    f"run `{sys.executable} -m marl_jax.rewards.math.math_worker` to see why"
+                )
+            self.all.discard(worker)
+            self.changed.notify_all()
 
 
 def _wire(number: Fraction) -> str:
@@ -174,8 +238,13 @@ def _wire(number: Fraction) -> str:
     return f"{number.numerator:x}/{number.denominator:x}"
 
 
+def _forget() -> None:
+    """A forked copy of this process must not talk to its parent's workers."""
+    global _pool
+    _pool = _Pool()
+
+
 _pool = _Pool()
-start, close, ask, equal = _pool.start, _pool.close, _pool.ask, _pool.equal
 atexit.register(close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.reset)
+    os.register_at_fork(after_in_child=_forget)

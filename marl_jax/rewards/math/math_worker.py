@@ -1,12 +1,12 @@
-"""The process in which algebra is compared, one pair per line; pairs that come together are compared side by side.
+"""The process in which algebra is compared, one pair per line.
 
 It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or crashes
 ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU seconds
 that it took. A child that used up its CPU time means no. A child that was ended by its wall time or a signal, or that
 could not set its limits (exit 2), gives no verdict (?):
 
-    parent --[ticket, tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
-    parent <--ticket, "1", "0" or "?", seconds----- worker <--exit 0, 1, 2 or a signal--
+    parent --[tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
+    parent <--"1", "0" or "?", seconds----- worker <--exit 0, 1, 2 or a signal--
 """
 
 import gc
@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 from typing import Any
 
 MEMORY_LIMIT = 1 << 30
@@ -91,8 +90,8 @@ def _vanishes(difference: Any) -> bool:
 
 
 def main() -> None:
-    """Answer pairs of trees, one per line and side by side, until the input ends."""
-    out = os.dup(1)
+    """Answer pairs of trees, one per line, until the input ends."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as devnull:
         os.dup2(devnull.fileno(), 1)  # prints of libraries must not look like verdicts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
@@ -102,22 +101,20 @@ def main() -> None:
         equal(*pair)
     gc.freeze()
     gc.enable()
-    os.write(out, b"0 1 0\n")
+    out.write("ready\n")
     for line in sys.stdin:
-        # These threads fork, wait and write: none of them holds a lock that a child could need.
-        threading.Thread(target=_answer, args=(out, *json.loads(line)), daemon=True).start()
+        verdict, cpu_s = _in_child(*json.loads(line))
+        out.write(f"{verdict} {cpu_s:.4f}\n")
 
 
-def _answer(out: int, ticket: int, answer: list, gold: list, cpu_s: float, wall_s: float) -> None:
-    if child := os.fork():
+def _in_child(answer: list, gold: list, cpu_s: float, wall_s: float) -> tuple[str, float]:
+    child = os.fork()
+    if child:
         _, status, used = os.wait4(child, 0)
         verdict = {0: "1", 1: "0", -signal.SIGPROF: "0"}.get(os.waitstatus_to_exitcode(status), "?")
-        os.write(out, f"{ticket} {verdict} {used.ru_utime + used.ru_stime:.4f}\n".encode())
-        return
+        return verdict, used.ru_utime + used.ru_stime
     code = 2  # no verdict
     try:
-        for file in (0, out):  # a child that outlives the worker must not keep its pipes open
-            os.close(file)
         _limit(cpu_s, wall_s)
         code = 1
         code = 0 if equal(answer, gold) else 1
