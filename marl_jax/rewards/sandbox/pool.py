@@ -1,4 +1,4 @@
-"""A pool of zygotes that runs the tests of many programs at once, in turn, so that failing programs leave early.
+"""A pool of zygotes that runs many programs' tests at once, first tests first, so that failing programs leave early.
 
 A program is a list of steps, one per test; its steps run one after the other and stop at the first that fails, so a
 verdict does not depend on what else is running. Threads only wait here: the work is in the sandboxed processes.
@@ -6,13 +6,17 @@ verdict does not depend on what else is running. Threads only wait here: the wor
 
 import atexit
 import contextlib
+import dataclasses
+import itertools
 import os
+import queue
 import resource
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from marl_jax import user_cache
 from marl_jax.rewards.sandbox.verdicts import Verdict, Verdicts
@@ -56,6 +60,13 @@ class Seat:
 Step = Callable[[Seat], str | None]  # returns None if the test passed, else why it failed
 
 
+@dataclasses.dataclass
+class _Program:
+    steps: Sequence[Step]
+    future: "Future[Verdict]"
+    at: int = 0  # index of the next step
+
+
 def _open_more(files: int) -> None:
     """Raise this process's limit of open files, as far as allowed: a seat has ten, and more while it sends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -77,18 +88,24 @@ class Pool:
         self._isolated = True
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]
         self._open_first()
-        self._idle = self._seats[::-1]  # taken from the end: the seat used last, whose zygotes are up
+        self._queue: queue.PriorityQueue[tuple[float, int, _Program | None]] = queue.PriorityQueue()
+        self._tickets = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
-        self._workers = Workers("sandbox", workers)
+        threads = Workers("sandbox", workers)
+        self._idle = self._seats[::-1]  # taken from the end
+        self._loops = [threads.submit(self._work) for _ in self._seats]
         _alive.add(self)
 
     def submit(self, steps: Sequence[Step]) -> "Future[Verdict]":
         """Run a program's steps in order, up to the first that fails."""
-        future: Future[Verdict] = Future()
-        future.set_running_or_notify_cancel()  # shared between callers, so no caller may cancel it
-        self._queue(steps, 0, future)
-        return future
+        program = _Program(steps, Future())
+        program.future.set_running_or_notify_cancel()  # shared between callers, so no caller may cancel it
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            self._queue.put((0, next(self._tickets), program))
+        return program.future
 
     def close(self) -> None:
         """End all processes; programs still waiting get an error."""
@@ -96,13 +113,17 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-        self._workers.close()
+            for _ in self._loops:
+                self._queue.put((-1, next(self._tickets), None))
         for seat in self._seats:
             seat.interrupt()
-        self._workers.close(None)  # waits for the steps that were running
+        wait(self._loops)
         for seat in self._seats:
             seat.clear()
-        _alive.discard(self)
+        while not self._queue.empty():
+            _, _, program = self._queue.get()
+            if program is not None:
+                program.future.set_exception(RuntimeError("the pool was closed"))
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -133,43 +154,39 @@ class Pool:
             self._isolated = False
             self._seats[0].zygotes(1)
 
-    def _queue(self, steps: Sequence[Step], at: int, future: "Future[Verdict]") -> None:
-        """Queue a step behind those of other programs; if `close` comes first, the future gets an error."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
-            job = self._workers.submit(self._run, steps, at, future)
-        closed = RuntimeError("the pool was closed")
-        job.add_done_callback(lambda job: future.set_exception(closed) if job.cancelled() else None)
+    def _work(self) -> None:
+        while (program := self._queue.get()[2]) is not None:
+            seat = self._idle.pop()  # the seat used last: its zygotes are up
+            verdict = self._advance(program, seat)
+            self._idle.append(seat)
+            if verdict is None:
+                self._queue.put((program.at, next(self._tickets), program))
+            elif isinstance(verdict, Verdict):
+                program.future.set_result(verdict)
+            else:
+                program.future.set_exception(verdict)
 
-    def _run(self, steps: Sequence[Step], at: int, future: "Future[Verdict]") -> None:
-        """Run a step of a program; then queue the next, or give the future its verdict."""
-        seat, lost = self._idle.pop(), False
+    def _advance(self, program: _Program, seat: Seat) -> Verdict | BaseException | None:
+        """Run the program's next test; None if more tests follow."""
         try:
-            failure = steps[at](seat)
+            failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
             # Logged, because from rewards alone a failing machine looks like failing programs.
             warn("a program lost its sandbox: %s", error)
-            failure, lost = f"the sandbox was lost: {error}", True
+            return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:
             seat.clear()
-            future.set_exception(error)
-            return
-        finally:
-            self._idle.append(seat)
+            return error
         if failure is not None:
-            future.set_result(Verdict(False, f"test {at}: {failure}", lost))
-        elif at + 1 == len(steps):
-            future.set_result(Verdict(True, f"passed {len(steps)} of {len(steps)}"))
-        else:
-            try:
-                self._queue(steps, at + 1, future)
-            except RuntimeError as closed:
-                future.set_exception(closed)
+            return Verdict(False, f"test {program.at}: {failure}")
+        program.at += 1
+        if program.at < len(program.steps):
+            return None
+        return Verdict(True, f"passed {program.at} of {program.at}")
 
 
-_alive: set[Pool] = set()  # those to close when the interpreter ends
+_alive: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 _default: list[Pool] = []
 _default_lock = threading.Lock()
 
