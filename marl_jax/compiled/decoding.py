@@ -25,7 +25,7 @@ from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
-from marl_jax.sampling.programs import Features, Lanes, after, sample
+from marl_jax.sampling.programs import Features, Lanes, advanced, sample
 
 BLOCK = 32  # prompts that are prefilled together
 LEAST_LANES = 128  # batches with fewer lanes are not gathered into a smaller one
@@ -200,7 +200,7 @@ def _step(static: Static, weights: _Weights, stem: Stem, loop: _Loop) -> _Loop:
         put(loop.out.logprobs, jnp.where(lanes.active, logprob, 0.0)),
         loop.out.length + lanes.active.astype(jnp.int32),
     )
-    lanes = dataclasses.replace(after(lanes, token), generated=None)
+    lanes = dataclasses.replace(advanced(lanes, token), generated=None)
     return _Loop(step + 1, lanes, LaneCache(tuple(keys), tuple(values)), out)
 
 

@@ -99,7 +99,7 @@ class _Update:
 
     def __init__(self, cast: Cast, policy: str, state: Any, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
-        self.tree, self.state = state.trees[policy], state.learner[policy]
+        self.tree, self.learner = state.trees[policy], state.learner[policy]
         self.frozen, self.reference = state.bases.get(policy), state.references.get(policy)
         self.config = config = cast.config.learner
         self.roles = roles_of(cast.config.policies.map, policy)
@@ -111,7 +111,7 @@ class _Update:
 
     def run(self, rate: jax.Array) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
         """As `learn` returns it; if no row trains, the old weights and state with one more empty step counted."""
-        config, columns, tree, state = self.config, self.columns, self.tree, self.state
+        config, columns, tree, state = self.config, self.columns, self.tree, self.learner
         parts = update_programs.zero_carry(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
         for number, unit in enumerate(self.units):

@@ -127,7 +127,9 @@ def make_halves(
 
     @jax.enable_x64(False)
     @full_precision
-    def learn_of(policy: str, state: State, columns: Columns) -> Any:
+    def learn_of(
+        policy: str, state: State, columns: Columns
+    ) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
         return learn(cast, policy, state, columns, axes)
 
     return Halves(play, learn_of)

@@ -61,9 +61,10 @@ def occupancy_at_length(
     replayed = copies(episodes, count)
     out, steady = _replay(settings, replayed, ahead)
     if rest := times * _tokens(episodes) - _tokens(replayed):
-        for name in ("dispatches", "attended", "fed", "recomputed", "given_up", "moved", "sampled"):
+        for name in ("dispatches", "attended", "fed", "recomputed", "given_up", "moved"):
             each = getattr(steady, name) / steady.sampled
             setattr(out, name, getattr(out, name) + rest * each)
+        out.sampled += rest
     return out
 
 

@@ -26,7 +26,7 @@ from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
 
 Components = Mapping[str, Any]  # {name: Float[N]}
-Credit = Callable[[Table], Components]
+Credit = Callable[[Table], Components]  # what it gives calls of failed episodes is ignored (`with_rewards`)
 
 # A table enters `jit` as its columns. Registered here, not in `table`, so that tables are read without importing JAX.
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
@@ -267,7 +267,8 @@ NAMED: Mapping[str, Callable[..., Any]] = {  # credits, and `team_and_local`, wh
     "own_correctness": own_correctness,
     "team_and_local": team_and_local,
 }
-USE_OWN_WORK = {*NAMED} - {"outcome"}  # these use `own_work`, so every role's kind must be declared
+# These use `own_work`, so every role's kind must be declared.
+USE_OWN_WORK = ("voting_rubric", "own_correctness", "team_and_local")
 
 
 def make_credit(config: CreditConfig) -> Credit:

@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
-    sampled: Completion | None = None  # what it sampled before it gave up its lane
+    sampled: Completion | None = None  # so far, if it gave up its lane; why it ended says nothing then
 
     @property
     def tokens(self) -> Tokens:

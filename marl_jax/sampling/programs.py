@@ -110,13 +110,13 @@ def decode(
         )
         logits = qwen3.unembed(params, config, hidden[:, 0])
         token, logprob, kept = sample(logits, lanes, features)
-        return (rungs, after(lanes, token)), (token, logprob, lanes.active, kept)
+        return (rungs, advanced(lanes, token)), (token, logprob, lanes.active, kept)
 
     (rungs, lanes), (token, logprob, sampled, kept) = jax.lax.scan(step, (rungs, lanes), None, length=steps)
     return rungs, Sampled(token, logprob, sampled, lanes.active, kept)
 
 
-def after(lanes: Lanes, token: jax.Array) -> Lanes:
+def advanced(lanes: Lanes, token: jax.Array) -> Lanes:
     """The lanes after a sampled token [W]; those that are not active stay as they are."""
     ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (lanes.generated + 1 >= lanes.max_new)
     moved = lanes.active.astype(jnp.int32)

@@ -55,7 +55,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A sampled completion. `tokens` include the stop token; `logprobs` are of the distribution sampled from."""
+    """A sampled completion, or the part of one whose request gave up its lane.
+
+    `tokens` include the stop token; `logprobs` are of the distribution sampled from.
+    """
 
     tokens: list[int]  # sampled, including the stop token
     logprobs: list[float]  # one per token

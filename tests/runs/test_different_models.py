@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import signal
 
 import jax
@@ -158,7 +159,7 @@ def test_the_plan_counts_each_model_with_its_own_shape(config):
     for directory, model in zip(plan.shapes, (MODEL, OTHER)):
         shapes = plan.shapes[directory]
         numbers = model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim
-        caches += shapes.cells * numbers * 4
+        caches += sum(map(math.prod, shapes.caches)) * numbers * 4
     assert of["caches of the lanes"] == caches
     with pytest.raises(PlanError, match="the run needs"):
         check_fits(config, models, dataclasses.replace(HERE, memory=plan.total - 1), plan.shapes)

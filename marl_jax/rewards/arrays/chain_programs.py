@@ -281,7 +281,7 @@ def _match(source: _Source, state: _Progress, form: str) -> tuple[Any, ...]:
             start -= len(piece)
             found = source.has(start, piece)
         fits &= found
-    if not form.startswith("E"):  # neither the end of a longer name nor a subscript
+    if not form.startswith("E"):  # else the end of a longer name, a subscript, or a minus with two sides
         before = source.char(start - 1)
         fits &= ~(is_word(before) | among(before, b")]."))
     return fits, *constants.values(), start, end

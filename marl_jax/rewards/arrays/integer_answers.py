@@ -155,12 +155,13 @@ def _read(text: jax.Array, state: _State) -> _State:
         state = read(state, char)
     stray = among(char, b",;:")
     top = before.depth == 0
-    no_number = ~among(char, b"x(){}+-*/")
+    # A factor, a bracket or a sign has come: no number is beside the next one.
+    beside = ~among(char, b"x(){}+-*/")
     return replace(
         state,
         at=before.at + 1,
-        counted=state.counted & no_number,
-        mixable=state.mixable & no_number,
+        counted=state.counted & beside,
+        mixable=state.mixable & beside,
         invalid=state.invalid | stray,
         wrong=state.wrong | (stray & top),
         commas=state.commas | (before.first & (char == ord(","))),

@@ -296,7 +296,7 @@ _FOR_ALL = re.compile(  # f(x) = x for all real x
     rf"(?:{_EVERY}(?P=name)(?:{_IN_NUMBERS})?|[,;] ?(?P=name){_IN_NUMBERS})"
 )
 _ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
-_PRICE = re.compile(r"^(\s*-?\s*)\$(?=[^$]*$)")
+_PRICE = re.compile(r"\A(\s*(?:-\s*)?)\$(?=[^$]*\Z)")
 _BRACED = r"[^{}]*"  # a text with braces, down to three levels
 for _ in range(3):
     _BRACED = rf"[^{{}}]*(?:\{{{_BRACED}\}}[^{{}}]*)*"
@@ -316,7 +316,7 @@ _COMMAND = re.compile(
     r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
     r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*\+\s*\}))?)|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
-_PLAIN_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(_PLAIN)})(?![A-Za-z])", re.IGNORECASE)
+_PLAIN_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(_PLAIN)})(?![A-Za-z])", re.IGNORECASE | re.ASCII)
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")

@@ -1,6 +1,7 @@
 """The page about a run tells what the folder holds, says what it lacks, and obeys nothing that a model wrote."""
 
 import base64
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -402,10 +403,18 @@ def test_each_run_of_a_bar_is_a_dot_where_its_number_is(tmp_path):
 
 def test_the_picture_of_a_question_has_a_dot_for_each_run_at_its_number(tmp_path, monkeypatch):
     drawn, (place, points) = [], paired_results(tmp_path)
-    monkeypatch.setattr(drawing, "_save", lambda figure, *_, **__: drawn.append(figure))
+    figure_of = drawing._figure
+
+    @contextlib.contextmanager
+    def kept(*args, **options):
+        with figure_of(*args, **options) as figure:
+            drawn.append(figure)
+            yield figure
+
+    monkeypatch.setattr(drawing, "_figure", kept)
     for finding in findings.answers(list(read_study(place).runs.values())).findings[:2]:
         drawing.bars(finding, tmp_path / "picture")
-    for figure in drawn[::2]:  # each is saved twice
+    for figure in drawn:
         (axes,) = figure.axes
         rows = {text.get_text().split("   ")[0]: row for row, text in enumerate(axes.get_yticklabels())}
         dots = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_markersize() == 3]
@@ -443,7 +452,7 @@ def test_a_run_of_an_earlier_version_is_listed_and_read_among_others(tmp_path):
     trained = own.said["files"].index({"kind": "training", "step": 2})
     shown = [one for one in own.said["episodes"] if one["f"] == trained]
     calls = [call for one in shown for call in one["calls"]]
-    assert len(shown) == 4 and [call["x"] for call in calls] == [text.rstrip() for text in table.text]
+    assert len(shown) == 4 and [call["x"] for call in calls] == [text.strip() for text in table.text]
     assert [(call["w"], call["v"]) for call in calls] == [*zip(table.reward, table.advantage)]
 
 
