@@ -130,3 +130,8 @@ def test_how_an_answer_is_written_does_not_matter_and_what_it_says_does(form, mo
         assert grade_math(rf"\boxed{{{answer}}}", gold) == 1.0, (answer, gold)
         assert grade_math(rf"\boxed{{{beside}}}", gold) == 0.0, (beside, gold)
         assert grade_math(rf"\boxed{{{gold}}}", beside) == 0.0, (gold, beside)
+
+
+@pytest.mark.parametrize("written", ["sın x", "pİ", "ınfty", "5 tİmes 2"])
+def test_a_letter_that_python_takes_for_an_i_makes_no_word_of_mathematics(written):
+    assert grade_math(rf"\boxed{{{written}}}", "5") == 0.0
