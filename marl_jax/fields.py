@@ -177,7 +177,7 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
 
 
 def unknown_names(where: str, names: Iterable[str], known: Collection[str], what: str) -> Iterator[str]:
-    """A line for each of the names at a place that is none of the known ones."""
+    """A line for each unknown name; the setting `where` has the names, `what` says what a known name is."""
     for name in names:
         if name not in known:
             yield f"{where} names '{name}', which is no {what}{nearest(name, known)}"

@@ -51,7 +51,7 @@ class Ragged:
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
     def _compact(self) -> "Ragged":
-        """The same rows over a copy of only the used values; rows that share values still share them."""
+        """The same rows over a copy of only the used values; equal spans are still stored once."""
         spans, span = np.unique(np.stack([self.starts, self.lengths]), axis=1, return_inverse=True)
         values = np.concatenate([self.values[:0], *(self.values[a : a + n] for a, n in spans.T)])
         return Ragged(values, (np.cumsum(spans[1]) - spans[1])[span.ravel()], self.lengths)

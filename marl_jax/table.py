@@ -402,10 +402,7 @@ class Table:
 
 TEXTS = ("text", "answer", "about", "labels")
 # Columns whose values a `CallRecord` has under the same name.
-OF_RECORDS = (
-    *("role", "policy", "tokens", "logprobs", "kept"),
-    *("slot", "turn", "version", "cut", "temperature"),
-)
+OF_RECORDS = ("role", "policy", "tokens", "logprobs", "kept", "slot", "turn", "version", "cut", "temperature")
 META = ("roles", "policies", *TEXTS, "bare_episodes")
 COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
 DTYPES = {

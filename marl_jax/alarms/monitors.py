@@ -144,8 +144,10 @@ def _of_roles(
 
     def find(history: History, limits: Limits) -> Findings:
         for role in history.names(key.format("([^/]+)")):
-            if (ends := history.ends(key.format(role))) and condition(*ends, limits):
-                yield role, dict(zip(("before", "now"), ends))
+            if ends := history.ends(key.format(role)):
+                before, now = ends
+                if condition(before, now, limits):
+                    yield role, {"before": before, "now": now}
 
     return find
 

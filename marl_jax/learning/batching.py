@@ -126,7 +126,7 @@ class Batch:
 class _Sequence(NamedTuple):
     """The rows of one sequence of a micro-batch, by branch."""
 
-    # Length of the shared prompt, padded, 0 if there is none; length of a branch; number of branches there is room for.
+    # (padded length of the shared prompt, 0 without one; length of a branch; branches that there is room for)
     shape: tuple[int, int, int]
     branches: tuple[tuple[int, ...], ...]  # rows of each branch
 

@@ -216,6 +216,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | N
     chosen = (weight > 0) & ~np.isnan(values)
     target: np.ndarray | None = None
     calls = f"none of its {len(subset)} calls"
+    # What is missing is the condition that removed the last calls: a later one is named only if calls were left.
     missing = f"{calls} has a weight above 0 and a {config.by}: set weights, or preference.by"
     if kind == "sft":
         if config.above is not None:

@@ -326,8 +326,21 @@ class Learner:
         units, unit_roles = units_of(self.config, roles, [call[:2] for call in rows.callers])
         policy_rows = all_rows.take(all_rows.having(policy=policy))  # including rows that are not trained on
         per_role = per_role_of(self.config, roles, calls_by_slot(roles, policy_rows), unit_roles)
-        parts = units, unit_roles, per_role
-        return Work(policy, frozen, rows, indices, mini_batches, old, ref, *parts, aim, other, other_ref)
+        return Work(
+            policy,
+            frozen,
+            rows,
+            indices,
+            mini_batches,
+            old=old,
+            ref=ref,
+            units=units,
+            unit_roles=unit_roles,
+            per_role=per_role,
+            aim=aim,
+            mismatched=other,
+            mismatched_ref=other_ref,
+        )
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
         """The learning rate at the policy's clock, or at the shared clock."""

@@ -5,7 +5,7 @@ unsupported features (RoPE scaling, sliding windows, biases, other architectures
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_jax import fields
@@ -179,22 +179,31 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | 
     return many if isinstance(ids, list | tuple) else ids
 
 
-def _presets(vocab: int, head_dim: int, shapes: Mapping[str, Any], **common: Any) -> dict[str, ModelConfig]:
-    """{name: model}; a shape is the hidden size, the MLP's width, layers, attention heads, key and value heads."""
-    return {name: ModelConfig(*(vocab, *shape, head_dim), **common) for name, shape in shapes.items()}
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+def _presets(shapes: Mapping[str, Sequence[Any]], **common: Any) -> dict[str, ModelConfig]:
+    """{name: model} of {name: sizes, in the order of `SIZES`}."""
+    return {name: ModelConfig(**dict(zip(SIZES, s, strict=True)), **common) for name, s in shapes.items()}
 
 
 PRESETS = _presets(
-    151936,
-    128,
     {"0.6b": (1024, 3072, 28, 16, 8), "1.7b": (2048, 6144, 28, 16, 8), "4b": (2560, 9728, 36, 32, 8)},
+    vocab_size=151936,
+    head_dim=128,
     dtype="bfloat16",
     bos_token_id=151643,
     eos_token_id=151645,
 ) | _presets(
-    160,  # room for the micro tokenizer, a multiple of 32
-    32,
     {"xs": (64, 192, 2, 2, 1), "s": (96, 192, 4, 4, 2), "m": (192, 512, 4, 6, 2)},
+    vocab_size=160,  # room for the micro tokenizer, a multiple of 32
+    head_dim=32,
     rope_theta=1e4,
     max_position_embeddings=4096,
     eos_token_id=2,

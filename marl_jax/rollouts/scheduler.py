@@ -160,8 +160,8 @@ class _Schedule:
         # By episode: the number of its running paths, and the paths that have ended.
         self._open = collections.Counter[int]()
         self._ended = collections.defaultdict[int, list[tuple[Running, Episode]]](list)
-        # (engine, ticket) -> (the waiting path, position in its batch, facts for the record)
-        self._calls: dict[tuple[Engine, int], tuple[Running, int, dict[str, Any]]] = {}
+        # (id of the engine, ticket) -> (the waiting path, position in its batch, facts for the record)
+        self._calls: dict[tuple[int, int], tuple[Running, int, dict[str, Any]]] = {}
         self._now = 0  # the clock of the schedule: dispatches so far
         self._turn = 0  # the engine whose turn it is
         self._began = time.monotonic()
@@ -172,7 +172,7 @@ class _Schedule:
         ready: list[Running] = []
         while True:
             ready += self._take_tools()
-            for running in sorted(ready, key=lambda path: (self.live[path], path.path)):
+            for running in sorted(ready, key=lambda one: (self.live[one], one.path)):
                 self._run_path(running, running.advance())
             ready = []
             while self._pending() < ahead and (group := next(fresh, None)) is not None:
@@ -235,7 +235,7 @@ class _Schedule:
             except (ValueError, TypeError) as error:  # a refused request ends only its episode
                 running.fail(position, error)
             else:
-                self._calls[engine, ticket] = running, position, facts
+                self._calls[id(engine), ticket] = running, position, facts
 
     def _end(self, running: Running) -> None:
         number = self.live.pop(running)
@@ -268,7 +268,7 @@ class _Schedule:
         self._turn, self._now = self._turn + 1, self._now + 1
         answered = []
         for ticket, completion in finished:
-            running, position, facts = self._calls.pop((engine, ticket))
+            running, position, facts = self._calls.pop((id(engine), ticket))
             running.give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
             self.progress.tokens += len(completion.tokens)

@@ -109,7 +109,8 @@ class Voices:
             unique_stops = tuple(dict.fromkeys(stops))
             self._settings[role, policy] = dataclasses.replace(by_role[role], stop_tokens=unique_stops)
         self.policy_map, self.versions, self._engine_of = policy_map, versions, by_policy
-        self.engines = list(dict.fromkeys(by_policy[policy] for policy in policies))
+        # By identity: an engine of one's own may have no hash.
+        self.engines = list({id(by_policy[policy]): by_policy[policy] for policy in policies}.values())
         self._check()
 
     def _check(self) -> None:

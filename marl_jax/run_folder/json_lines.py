@@ -47,16 +47,18 @@ def rewind(path: str | os.PathLike[str], step: int, checkpoint: str | None = Non
 def _opened(path: Path) -> Iterator[io.FileIO]:
     """The file, created if needed; an incomplete last line, left by a kill, is removed."""
     check_held(path.parent)
-    with path_errors(path), disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b", buffering=0) as file:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk_errors(path))
+        with path_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path, "a+b", buffering=0))
             size = file.seek(0, os.SEEK_END)
             if not size:
                 sync_directory(path.parent)
             elif os.pread(file.fileno(), 1, size - 1) != b"\n":
                 file.truncate(path.read_bytes().rfind(b"\n") + 1)
                 os.fsync(file.fileno())
-            yield file
+        yield file
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

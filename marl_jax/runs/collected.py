@@ -52,8 +52,6 @@ def files_of(source: str | os.PathLike[str]) -> list[Path]:
 
 def read_calls(path: Path, *, rewarded: bool = True) -> Table:
     """The calls of a file; one that cannot be learned from is refused. `rewarded`: its calls need rewards."""
-    if not path.is_file():
-        raise FolderError(f"the file of calls '{path}' is missing: restore it, or begin the run anew")
     try:
         table = read_episodes(path)
     except ValueError as error:
@@ -69,6 +67,8 @@ def read_calls(path: Path, *, rewarded: bool = True) -> Table:
 def read_units(files: Sequence[Path], *, rewarded: bool = True) -> list[Unit]:
     """The units of some files."""
     units: list[Unit] = []
+    for missing in (path for path in files if not path.is_file()):
+        raise FolderError(f"the file of calls '{missing}' is missing: restore it, or begin the run anew")
     for path in files:
         table = read_calls(path, rewarded=rewarded)
         by_task: dict[str, list[int]] = {}

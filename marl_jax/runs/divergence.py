@@ -81,9 +81,10 @@ def ways_out(config: RunConfig) -> str:
 
 def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
     """Refuse at once a configuration that is known to diverge; the record stays until a run has opened."""
-    with contextlib.suppress(
-        OSError, ValueError, TypeError, KeyError
-    ):  # there is no record, or it is damaged
+    try:
         before = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        if before["config"] == config.to_json() and not accept_changes:
-            raise Diverged(f"this run diverged with this configuration: {before['text']}")
+        same, text = before["config"] == config.to_json(), before["text"]
+    except (OSError, ValueError, TypeError, KeyError):  # there is no record, or it is damaged
+        return
+    if same and not accept_changes:
+        raise Diverged(f"this run diverged with this configuration: {text}")

@@ -211,6 +211,7 @@ def resample(
     drawn, first = 0, 0
     while flat and len(tables) < draws:
         table = reward(sample(flat, first))
+        assert {bare.task.id for bare in table.bare_episodes} == {task.id for task in flat}
         last |= {task.id: [] for task in flat}
         for number, bare in enumerate(table.bare_episodes, drawn):
             last[bare.task.id].append(number)

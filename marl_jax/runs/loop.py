@@ -30,6 +30,7 @@ from marl_jax.errors import RunError
 from marl_jax.hosts.gathering import gathered
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.pretraining.pairs import unfamiliar_prompts
+from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
@@ -41,7 +42,7 @@ from marl_jax.runs import recording, step_metrics
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.in_arrays import cpu_devices
-from marl_jax.runs.loading.play import play_graded
+from marl_jax.runs.loading.play import EVALUATION_NOISE
 from marl_jax.runs.opening import folders_of, open_runs
 from marl_jax.runs.run import Result, Road, Run
 from marl_jax.runs.state import State
@@ -289,15 +290,18 @@ def _warn_of_lost(run: Run, state: State) -> None:
 def _play_evaluation(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """Play an evaluation, compare it with the line of the base, and write its line."""
     base = None if answers_changed(run.folder) else base
-    samples, seed = run.config.evaluation.samples, run.config.seed
+    samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with finite(run, state), hosts.sharing_errors(), disk_errors(run.folder):
-        player, problems = road.serve(state), hosts.share(run.watched)
-        tool_log = recording.tool_log(run.folder, f"eval-{state.step}")
-        progress = run.stop.watch(run.live.rollout)
-        table = play_graded(
-            player, problems, samples, seed, run.stop.check, tool_log=tool_log, progress=progress
+        table = road.serve(state).play(
+            hosts.share(run.watched),
+            samples=samples,
+            step=EVALUATION_NOISE,
+            seed=run.config.seed,
+            tool_log=recording.tool_log(run.folder, f"eval-{state.step}"),
+            progress=run.stop.watch(run.live.rollout),
+            finished=grader.start,
         )
-    graded, before = gathered(lambda: table), base["per_problem"] if base else None
+    graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
     count = sum(hosts.from_all(newly_ungraded))
     ungraded = {"ungraded": count} if count else {}
 

@@ -129,8 +129,8 @@ def open_runs(
         phases = [Phases(c, parts, networks, folder) for c, folder in zip(configs, folders)]
         states = [_initial_state(c, parts, run_phases) for c, run_phases in zip(configs, phases)]
         retention = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-        retention["resume_only"] = ("learner", "reference")
-        stores = (Checkpoints(folder / "checkpoints", **retention) for folder in folders)
+        only = ("learner", "reference")
+        stores = (Checkpoints(folder / "checkpoints", resume_only=only, **retention) for folder in folders)
         checkpoints = [stack.enter_context(contextlib.closing(store)) for store in stores]
         reached = hosts.from_first(lambda: min(last_complete_step(folder / METRICS) for folder in folders))
         unsaved = math.inf if accept_changes else 2 * config.checkpoints.every

@@ -153,7 +153,8 @@ class Phases:
     def _drawn(self, at: PhasePosition, step: int) -> Table:
         key = at.number, at.first
         if key not in self._calls:
-            self._calls = {key: self._source(at)}  # the calls of earlier phases are dropped
+            self._calls.clear()  # the calls of earlier phases, before those of this one are read
+            self._calls[key] = self._source(at)
         table = draw(self._calls[key], step - at.first, self._config.data.problems, self._config.seed)
         if at.phase.flatten:
             return flattened(table, at.phase.flatten, self._config, self._parts)

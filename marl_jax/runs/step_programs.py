@@ -90,8 +90,8 @@ def take_step(
 ) -> tuple[Any, Any, Any]:
     """(trees and learner, columns, metrics) of a step by its programs."""
     play, *updates = programs
-    of = dict(zip(sorted(state.trees), updates))
-    learn = lambda policy, state, columns: of[policy](state, jax.tree.leaves(columns))
+    program_of = dict(zip(sorted(state.trees), updates))
+    learn = lambda policy, before, columns: program_of[policy](before, jax.tree.leaves(columns))
     return compiled.Halves(play, learn).changes(state, *args)
 
 

@@ -4,7 +4,7 @@ parts, shapes ──► engines ──► Player ──play(tasks)──► the 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +177,17 @@ def make_service(
     that is started for the engines writes to `log`, and several servers to files next to it.
     """
     scale, vllm, groups = parts.lora_scale or 1.0, config.engine.vllm, decode_groups(parts.specs)
-    urls = dict(zip(groups, urls_of(vllm) or [""] * len(groups), strict=True))
 
     def service_of(shapes: Shapes, measured: bool) -> Service:
         def make(own: Specs) -> PolicyEngine:
-            first, base = next((name, spec.base) for name, spec in own.items())
+            first = next(iter(own))
+            base = own[first].base
             common = own, trees, parts.bases, parts.models[base], shapes[base]
             tokenizer = parts.tokenizers[base]
             if config.engine.kind == "embedded":
                 to_text = tokenizer.decode
                 return Embedded(*common, lora_scale=scale, to_text=to_text, measured=measured)
+            urls = dict(zip(groups, urls_of(vllm) or [""] * len(groups), strict=True))
             server = dataclasses.replace(vllm, url=urls[tuple(own)])
             path = log and log.with_stem(f"{log.stem}-{plain(first)}") if len(groups) > 1 else log
             return Vllm(*common, server=server, tokenizer=tokenizer, lora_scale=scale, log=path)
@@ -237,16 +238,9 @@ def player_of(config: RunConfig, parts: Parts, service: Service) -> Player:
     )
 
 
-def play_graded(
-    player: Player,
-    tasks: Sequence[Task],
-    samples: int,
-    seed: int,
-    check: Callable[[], None] = lambda: None,
-    **options: Any,
-) -> Table:
-    """The graded table of an evaluation; `check` may end the grading by an error, `options` are those of `play`."""
-    grader = Grader(check)
+def play_graded(player: Player, tasks: Sequence[Task], samples: int, seed: int, **options: Any) -> Table:
+    """The graded table of an evaluation; `options` are those of `play`."""
+    grader = Grader()
     table = player.play(
         tasks, samples=samples, step=EVALUATION_NOISE, seed=seed, finished=grader.start, **options
     )

@@ -35,6 +35,7 @@ class Test(NamedTuple):
     seeds: int  # seeds that both sides have; some may lack the compared accuracy and be missing in `gaps`
     against: str = ""  # the kind of comparison, if the question has several
     made: str = ""  # differences in what made the two sides: machine, road, JAX, code
+    # Set by `judge`.
     p: float | None = None  # None if `p_value` has nothing to test, as with one seed
     corrected: float | None = None  # by Holm; None without a p, or for fewer than SEEDS seeds
 

@@ -257,8 +257,9 @@ Alarm = Callable[[Run], float | None]  # the step of a run at which a monitor fi
 
 @once
 def _fall(run: Run) -> float:
-    """The step by which a run has fallen off its cliff."""
-    end: Any = course(run)
+    """The step by which a run that fell had fallen off its cliff."""
+    end = course(run)
+    assert end is not None
     middle = (end.peak.mean() + end.terminal.mean()) / 2
     after = [(step, right.mean()) for step, right in zip(end.steps, end.right) if step > max(end.peak_steps)]
     return next((step for step, share in after if share < middle), end.steps[-1])

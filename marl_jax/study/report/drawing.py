@@ -30,6 +30,7 @@ INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
 LABEL_GAP = 0.085  # between labels, as a share of the axes' height
 MOST_PIXELS = 60_000  # height of an image; matplotlib cannot draw one of 65,536
+UNSTABLE = {"png": "Software", "svg": "Date"}  # metadata by which equal pictures would differ
 SMOOTH_FROM, WINDOWS = 40, 25  # lines of at least SMOOTH_FROM steps get a running mean over steps / WINDOWS
 
 
@@ -206,5 +207,5 @@ def _figure(path: Path, height: float, *kinds: str, **options: Any) -> Iterator[
         yield figure
         for kind in kinds:
             image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata={{"png": "Software", "svg": "Date"}[kind]: None})
+            figure.savefig(image, format=kind, metadata={UNSTABLE[kind]: None})
             write_atomically(path.with_name(f"{path.name}.{kind}"), image.getvalue(), shared=True)
