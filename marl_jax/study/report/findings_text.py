@@ -111,7 +111,8 @@ def _differences(finding: Finding, tests_page: str) -> str:
     rows = []
     for bar in finding.bars:
         mean, low, high = map(finding.number, bar.value)
-        rows.append((bar.label, mean, f"{low} – {high}", str(len(bar.runs)), bar.verdict or NONE))
+        ends = f"{low} – {high}" if np.isfinite(bar.value.low) else NONE  # one run has no interval
+        rows.append((bar.label, mean, ends, str(len(bar.runs)), bar.verdict or NONE))
     return _grid(("", finding.unit, "95%", "seeds", "verdict"), rows)
 
 

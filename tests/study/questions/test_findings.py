@@ -14,8 +14,9 @@ from marl_jax.config.run_config import config_module
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import results
 from marl_jax.study.contrasts import pairs_of
-from marl_jax.study.intervals import holm
+from marl_jax.study.intervals import Interval, holm
 from marl_jax.study.questions import findings, mechanisms
+from marl_jax.study.questions.bars import Bar, Finding
 from marl_jax.study.questions.mechanisms import _ranks
 from marl_jax.study.record import read_run
 from marl_jax.study.report import drawing, findings_text
@@ -628,3 +629,8 @@ def test_a_name_has_all_that_is_changed_in_its_cell_whatever_the_order(changes):
     interventions = made[0].learner.interventions
     assert bool(interventions.kl_coef) == ("anchor" in changes)
     assert (interventions.mixing.damping > 0) == ("damping" in changes)
+
+
+def test_a_number_of_one_run_is_written_without_an_interval():
+    finding = Finding("question", "answer", "doubt", [Bar("stopped", Interval(1.0, -np.inf, np.inf), [1.0])])
+    assert "| stopped | +1.0 | – | 1 | – |" in findings_text._differences(finding, "tests.md")
