@@ -58,16 +58,17 @@ def role_statistics(
 
     `corrected`: the loss weights tokens by differences between sampler and trainer.
     """
-    counted = [rows.counted(i) for i in trained]
 
     def of_rows(column: Any) -> list[Any]:
-        return [
-            None if column[i] is None else np.asarray(column[i])[mask] for i, mask in zip(trained, counted)
-        ]
+        """The values of these rows, of the tokens that count in the loss."""
+        values = [column[i] for i in trained]
+        if rows.spoken is None:  # all count: thousands of rows are not copied
+            return values
+        return [x if x is None else np.asarray(x)[rows.spoken[i]] for x, i in zip(values, trained)]
 
     joined = lambda column: np.concatenate(of_rows(column)).astype(np.float64)
     new, old, entropy = map(joined, (evidence.logp, evidence.old_logp, evidence.entropy))
-    tokens = [int(mask.sum()) for mask in counted]
+    tokens = [len(values) for values in of_rows(evidence.logp)]
     by_token = lambda column: np.repeat(column[trained], tokens)
     row_means = lambda values: [row.mean() for row in np.split(values, np.cumsum(tokens)[:-1])]
     bounded = lambda gap: np.clip(gap, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
