@@ -112,6 +112,10 @@ CHANGES: dict[str, Change] = {
     "multiplicity": _mixing(normalise_multiplicity=True),
     "equalise": _mixing(balance="equalise"),
     "damping": _mixing(damping=0.3),
+    # A generator's gradient is usually 0.1 long at six times the rate; the falls begin with steps where it is 0.3 to 1.
+    "clip": lambda config: _intervene(config, role_clip={"generator": 0.2}),
+    # The anchor with an estimate of KL whose gradient grows with the log-ratio, not with the ratio.
+    "k2": lambda config: _learner(config, loss=dataclasses.replace(config.learner.loss, kl="k2")),
 }
 STEEP = (
     "voting-isolated-xs-math+votes6+long",
@@ -153,6 +157,7 @@ SETS = {
         *(f"{cell}-xs-math+rate6" for cell in ("voting-isolated", "voting-shared")),
     ),
     "cliff": tuple(f"{BASE}+rate6+{change}" for change in ("anchor", "multiplicity", "equalise", "damping")),
+    "spikes": tuple(f"{BASE}+rate6+{change}" for change in ("clip", "anchor+clip", "anchor+k2")),
     "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
     "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),
 }
