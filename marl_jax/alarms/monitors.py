@@ -225,6 +225,18 @@ def _sampler_apart(history: History, limits: Limits) -> Findings:
             yield role, {"chi2": mean(last)}
 
 
+def _jolt(history: History, limits: Limits) -> Findings:
+    """The last update against the one before it, and against the first; each for one unit of learning rate."""
+    for policy in history.names("policy/([^/]+)/update_norm"):
+        keys = [f"policy/{policy}/{name}" for name in ("update_norm", "learning_rate")]
+        updates, rates = ([*history.first(key)[:1], *history.last(key)[-2:]] for key in keys)
+        if len(updates) < 3 or len(rates) < 3 or not all(rates) or not all(updates):
+            continue
+        first, before, now = (update / rate for update, rate in zip(updates, rates))
+        if _at_least(now, limits["times"] * before) and _at_least(now, limits["share"] * first):
+            yield policy, {"times": now / before}
+
+
 # ---------------------------------------------------------------- the table of all alarms
 
 MONITORS = (
@@ -345,5 +357,17 @@ MONITORS = (
         "Completions come from another distribution than the one that is trained, so the gradient is biased.",
         "engine.sampler, precision (policies.dtype), an engine of another library, and the warnings of the step",
         _sampler_apart,
+    ),
+    Monitor(
+        "jolt",
+        "the update of a policy, divided by the learning rate, is {times} times that of the step before or longer, and "
+        "{share:.0%} of the first step's or longer",
+        {"times": 1.8, "share": 0.25},
+        "the update of {who} is {times:.1f} times as long as in the step before",
+        "One call or token may have most of the gradient. Adam's next updates are long, too, and may undo what was "
+        "learned.",
+        "policy/NAME/grad_norm and policy/NAME/kl of the step; learner.optimiser.grad_clip or "
+        "learner.interventions.role_clip near the usual norm; learner.loss.kl=k2 beside a KL coefficient",
+        _jolt,
     ),
 )

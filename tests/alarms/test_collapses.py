@@ -137,6 +137,8 @@ COLLAPSES = {
     "collapse-capture": [("capture", "p0")],
     "collapse-length": [("length", "generator")],
     "collapse-sampler": [("sampler apart", "generator")],
+    # At six times the learning rate, under an anchor: one token has 98% of the gradient's length in step 155.
+    "collapse-jolt": [("jolt", "p0")],
     "collapse-small-batch": [("below base", ""), ("one choice", "aggregator"), ("readability", "aggregator")],
 }
 
@@ -182,6 +184,7 @@ CONSTRUCTED = {
     },
     ("paid for less", "judge"): {"reward": (0.5, 0.3), "reward/judge": (0.2, 0.8)},
     ("sampler apart", "generator"): {"role/generator/chi2": (1e-6, 0.4)},
+    ("jolt", "p0"): {"policy/p0/update_norm": (0.01, 0.02), "policy/p0/learning_rate": 3e-4},
 }  # fmt: skip
 
 
