@@ -366,7 +366,7 @@ MONITORS = (
         "the update of {who} is {times:.1f} times as long as in the step before",
         "One call or token may have most of the gradient. Adam's next updates are long, too, and may undo what was "
         "learned.",
-        "policy/NAME/grad_norm and policy/NAME/kl of the step; learner.optimiser.grad_clip or "
+        "policy/NAME/grad_norm and role/ROLE/kl_max of the step; learner.optimiser.grad_clip or "
         "learner.interventions.role_clip near the usual norm; learner.loss.kl=k2 beside a KL coefficient",
         _jolt,
     ),

@@ -117,7 +117,8 @@ def role_statistics(
             "gap_max": gap.max(),
         }
     if all(evidence.ref_logp[i] is not None for i in trained):
-        stats["kl"] = np.mean(kl_estimate(new, joined(evidence.ref_logp), xp=np))
+        divergence = kl_estimate(new, joined(evidence.ref_logp), xp=np)
+        stats |= {"kl": divergence.mean(), "kl_max": divergence.max()}
     return {name: float(value) for name, value in stats.items()}
 
 
