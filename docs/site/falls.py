@@ -1,6 +1,6 @@
 """The figure of docs/findings-falls.md: rewards, and the lengths of the generator's updates, of the runs that fell.
 
-    python docs/site/falls.py
+python docs/site/falls.py
 """
 
 import json
@@ -18,6 +18,7 @@ FELL = {  # in the order of the page; and what is written above each
     "+rate6+equalise/seed-2": "equalise, seed 2",
     "+rate6+anchor/seed-0": "anchor, seed 0",
     "+rate6+anchor/seed-1": "anchor, seed 1",
+    "+rate6+anchor+clip/seed-0": "anchor and clip, seed 0",
 }
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     """Draw docs/findings-falls.svg."""
     runs = json.loads((ROOT / "results" / "falls.json").read_text())
     with plt.style.context(ROOT / "marl_jax" / "study" / "report" / "drawing.mplstyle"):
-        figure, axes = plt.subplots(2, len(FELL), figsize=(10, 3.6), sharex=True, sharey="row")
+        figure, axes = plt.subplots(2, len(FELL), figsize=(11, 3.6), sharex=True, sharey="row")
         for (name, title), (above, below) in zip(FELL.items(), axes.T, strict=True):
             run = runs[f"voting-isolated-xs-math{name}"]
             steps, update = np.arange(1, len(run["update"]) + 1), np.array(run["update"])
