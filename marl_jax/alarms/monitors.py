@@ -229,11 +229,13 @@ def _jolt(history: History, limits: Limits) -> Findings:
     """The last update against the one before it, and against the first; each for one unit of learning rate."""
     for policy in history.names("policy/([^/]+)/update_norm"):
         keys = [f"policy/{policy}/{name}" for name in ("update_norm", "learning_rate")]
-        updates, rates = ([*history.first(key)[:1], *history.last(key)[-2:]] for key in keys)
-        if len(updates) < 3 or len(rates) < 3 or not all(rates) or not all(updates):
+        updates, rates = (history.last(key)[-2:] for key in keys)
+        # A step without a gradient, or at a rate of 0, is no start.
+        starts = [update / rate for update, rate in zip(*map(history.first, keys)) if update and rate]
+        if not starts or not updates or not rates or not all(updates + rates):
             continue
-        first, before, now = (update / rate for update, rate in zip(updates, rates))
-        if _at_least(now, limits["times"] * before) and _at_least(now, limits["share"] * first):
+        before, now = (update / rate for update, rate in zip(updates, rates))
+        if _at_least(now, limits["times"] * before) and _at_least(now, limits["share"] * starts[0]):
             yield policy, {"times": now / before}
 
 

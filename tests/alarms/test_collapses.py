@@ -137,7 +137,7 @@ COLLAPSES = {
     "collapse-capture": [("capture", "p0")],
     "collapse-length": [("length", "generator")],
     "collapse-sampler": [("sampler apart", "generator")],
-    # At six times the learning rate, under an anchor: one token has 98% of the gradient's length in step 155.
+    # At six times the learning rate, under an anchor: the gradient of one token is most of that of step 155.
     "collapse-jolt": [("jolt", "p0")],
     "collapse-small-batch": [("below base", ""), ("one choice", "aggregator"), ("readability", "aggregator")],
 }
@@ -202,6 +202,27 @@ def test_a_number_that_leaves_its_place_is_told_and_one_that_stays_is_not(key):
     assert (alarm.monitor.name, alarm.who) == key and 6 <= alarm.step <= 10 and alarm.text
     stays = {name: value[0] if isinstance(value, tuple) else value for name, value in columns.items()}
     assert judge(constructed(stays)).alarms == []
+
+
+@pytest.mark.parametrize(
+    "updates, rates, told",
+    [
+        ([0.04, 0.01, 0.01, 0.01, 0.018], [1e-3] * 5, True),
+        ([0.04, 0.01, 0.01, 0.01, 0.017], [1e-3] * 5, False),  # not 1.8 times as long as the one before
+        ([0.08, 0.01, 0.01, 0.01, 0.019], [1e-3] * 5, False),  # not a quarter of the first
+        ([0.04, 0.01, 0.01, 0.01, 0.02], [1e-3] * 4 + [2e-3], False),  # the rate has doubled
+        ([0.0, 0.04, 0.01, 0.01, 0.02], [1e-3] * 5, True),  # nothing was learned in the first step
+        ([0.04, 0.01, 0.01, 0.0, 0.02], [1e-3] * 5, False),  # nor in the one before
+    ],
+)
+def test_a_jolt_is_long_beside_the_update_before_and_the_first_one(updates, rates, told):
+    columns = zip(updates, rates)
+    rows = [
+        {"step": i + 1, "policy/p0/update_norm": update, "policy/p0/learning_rate": rate}
+        for i, (update, rate) in enumerate(columns)
+    ]
+    found = [(alarm.monitor.name, alarm.who, alarm.step) for alarm in judge(rows).alarms]
+    assert found == ([("jolt", "p0", 5)] if told else [])
 
 
 def test_the_lines_of_an_earlier_version_are_read():

@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_jax.alarms.monitors import MONITORS
+
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs/findings-falls.md").read_text()
 STEPS = json.loads((REPOSITORY / "results/falls.json").read_text())
 CELL = "voting-isolated-xs-math"
+LIMITS = next(monitor.limits for monitor in MONITORS if monitor.name == "jolt")
 
 
 def table():
-    lines = [line for line in PAGE.splitlines() if re.match(r"\| `?\w+`?, seed \d", line)]
+    lines = [line for line in PAGE.splitlines() if re.match(r"\| `?\w+`?, seed \d \| \d+ \|", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -26,7 +29,7 @@ def named(run):
 
 def jolts(run):
     update = np.array(run["update"])
-    long = (update[1:] >= 1.8 * update[:-1]) & (update[1:] >= 0.25 * update[0])
+    long = (update[1:] >= LIMITS["times"] * update[:-1]) & (update[1:] >= LIMITS["share"] * update[0])
     return (np.flatnonzero(long) + 2).tolist()
 
 
@@ -45,6 +48,8 @@ def test_the_table_of_jolts_has_the_numbers_of_the_runs():
 def test_no_other_run_has_a_jolt():
     found = {(name, step) for name, run in STEPS.items() for step in jolts(run)}
     assert found == {(named(name), int(step)) for name, step, *_ in table()}
+    others = int(re.search(r"In none of the other (\d+) runs", PAGE)[1])
+    assert len(STEPS) == len({name for name, _ in found}) + others
     assert all(len(values) == 200 for run in STEPS.values() for values in run.values())
 
 
