@@ -112,7 +112,7 @@ CHANGES: dict[str, Change] = {
     "multiplicity": _mixing(normalise_multiplicity=True),
     "equalise": _mixing(balance="equalise"),
     "damping": _mixing(damping=0.3),
-    # A gradient of a generator is 0.05 to 0.1 long at this rate, and 0.5 to 0.9 in a jolt (docs/findings-falls.md).
+    # Where runs fell, a generator's gradient is usually 0.05 to 0.1 long, in a jolt 0.5 to 0.9: docs/findings-falls.md.
     "clip": lambda config: _intervene(config, role_clip={"generator": 0.2}),
     # The anchor with an estimate of KL whose gradient grows with the log-ratio, not with the ratio.
     "k2": lambda config: _learner(config, loss=dataclasses.replace(config.learner.loss, kl="k2")),

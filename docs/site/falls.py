@@ -10,7 +10,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
+
+from marl_jax.alarms.watch import judge
 
 ROOT = Path(__file__).parents[2]
 FELL = {  # in the order of the page; and what is written above each
@@ -29,13 +30,16 @@ def main() -> None:
         figure, axes = plt.subplots(2, len(FELL), figsize=(11, 3.6), sharex=True, sharey="row")
         for (name, title), (above, below) in zip(FELL.items(), axes.T, strict=True):
             run = runs[f"voting-isolated-xs-math{name}"]
-            steps, update = np.arange(1, len(run["update"]) + 1), np.array(run["update"])
+            steps, update = range(1, len(run["update"]) + 1), run["update"]
             above.plot(steps, run["reward"], color="#3b6ea5", linewidth=1)
             below.plot(steps, update, color="#b4532a", linewidth=1)
-            jolts = steps[1:][(update[1:] >= 1.8 * update[:-1]) & (update[1:] >= 0.25 * update[0])]
+            alarms = judge(
+                {"step": step, "policy/p0/update_norm": length, "policy/p0/learning_rate": 1.0}
+                for step, length in zip(steps, update)
+            ).alarms
             for axis in (above, below):
-                for jolt in jolts:
-                    axis.axvline(jolt, color="#777777", linewidth=0.8, linestyle=":")
+                for jolt in alarms:
+                    axis.axvline(jolt.step, color="#777777", linewidth=0.8, linestyle=":")
             above.set_title(title, fontsize=9)
             below.set_xlabel("step")
         axes[0, 0].set_ylabel("share right")

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marl_jax.alarms.monitors import MONITORS
+from marl_jax.alarms.watch import judge
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs/findings-falls.md").read_text()
 STEPS = json.loads((REPOSITORY / "results/falls.json").read_text())
 CELL = "voting-isolated-xs-math"
-LIMITS = next(monitor.limits for monitor in MONITORS if monitor.name == "jolt")
 
 
 def table():
@@ -28,9 +27,11 @@ def named(run):
 
 
 def jolts(run):
-    update = np.array(run["update"])
-    long = (update[1:] >= LIMITS["times"] * update[:-1]) & (update[1:] >= LIMITS["share"] * update[0])
-    return (np.flatnonzero(long) + 2).tolist()
+    rows = [
+        {"step": i + 1, "policy/p0/update_norm": length, "policy/p0/learning_rate": 1.0}
+        for i, length in enumerate(run["update"])
+    ]
+    return [alarm.step for alarm in judge(rows).alarms]
 
 
 def test_the_table_of_jolts_has_the_numbers_of_the_runs():
