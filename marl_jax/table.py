@@ -34,7 +34,7 @@ class SharedId(RunError, ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of N calls; the calls of an episode are adjacent and in order. NaN is a missing number.
+    """Columns of N calls; but for `take`, the calls of an episode are adjacent and in order. NaN is a missing number.
 
     A call before a fork is one row, shared by all paths that continue from it; `paths` gives each path rows of its own.
     """
@@ -70,14 +70,14 @@ class Table:
     # Credit
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]}, of the reward
     reward: Any = None  # Float[N], the sum of its components
-    penalty: Any = None  # Float[N], that of `advantages.overlong`, added to the reward; None if not set
+    penalty: Any = None  # Float[N], of `advantages.overlong`; groups compare reward + penalty; None: not set
     group: Any = None  # Int[N], the group whose rewards it is compared with; -1 for no group
     advantage: Any = None  # Float[N], how much better it did than its group
     weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1
-    clip_low: Any = None  # Float[N], the lower end of its clip range; None: that of the loss
-    clip_high: Any = None  # Float[N], the upper end of its clip range
+    clip_low: Any = None  # Float[N], its ratio is clipped below 1 - this; None: that of the loss
+    clip_high: Any = None  # Float[N], its ratio is clipped above 1 + this; None: that of the loss
     spoken: Any = None  # Ragged Bool like `tokens`: whether the token counts in the loss; None: all do
-    trains: Any = None  # Bool[N], whether its policy learns from it
+    trains: Any = None  # Bool[N], False: its policy does not learn from it
     # On the host
     roles: tuple[str, ...] = ()  # names that `role` indexes
     policies: tuple[str, ...] = ()  # names that `policy` indexes
@@ -119,7 +119,7 @@ class Table:
             choice=ints(_choice(call.kind, call.answer) for call in calls),
             sound=np.array([any(end.error is None for end in call_ends) for call_ends in ends], bool),
             grade=floats(grade for episode in episodes for grade in episode.answers) if graded else None,
-            outcome=floats(map(_mean_outcome, ends)) if has_outcomes else None,
+            outcome=floats(sum(end.outcome for end in e) / len(e) for e in ends) if has_outcomes else None,
             text=tuple(call.text for call in calls),
             answer=tuple(call.answer for call in calls),
             about=_about_column(call.about for call in calls),
@@ -190,7 +190,7 @@ class Table:
         return table.replace(**arrays, **texts)
 
     def replace(self, **columns: Any) -> "Table":
-        """The same table with these columns; lists of numbers become arrays."""
+        """The same table with these columns; lists in columns of `DTYPES` become arrays."""
         arrays = {n: np.asarray(columns[n], DTYPES[n]) for n in DTYPES if isinstance(columns.get(n), list)}
         return dataclasses.replace(self, **columns | arrays)
 
@@ -289,7 +289,7 @@ class Table:
 
     @property
     def forked(self) -> bool:
-        """Whether some calls are on several paths."""
+        """Whether some episode forks."""
         return any(bare.leaves for bare in self.bare_episodes)
 
     @property
@@ -422,10 +422,6 @@ def _problem(task: Task) -> tuple[str, ...]:
     """The fields by which a task is shown and graded, as a key. Lists and tuples in tests are equal, as in a file."""
     tests = json.dumps([task.tests, task.public_tests], sort_keys=True, default=repr)
     return task.family, task.question, task.gold, tests
-
-
-def _mean_outcome(ends: Sequence[Any]) -> float:
-    return sum(end.outcome for end in ends) / len(ends)
 
 
 def _owners(sizes: Iterable[int]) -> np.ndarray:

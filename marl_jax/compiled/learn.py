@@ -131,13 +131,7 @@ class _Update:
             settings=config.step_settings,
         )
         finite = applied["finite"].astype(jnp.int32)
-        new_state = state.replace(
-            optimiser=optimiser,
-            damping=damping,
-            steps=state.steps + 1,
-            updates=state.updates + finite,
-            skipped=state.skipped + 1 - finite,
-        )
+        new_state = state.after(optimiser, damping, taken=finite, skipped=1 - finite)
         select = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
         metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
         metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)

@@ -66,7 +66,7 @@ class Halves(NamedTuple):
     learn: Callable[[str, State, Columns], tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]]
 
     def changes(self, state: State, *inputs: Any) -> tuple[tuple[Any, Any], Columns, dict[str, Any]]:
-        """The step, but of the state only what it changes: (trees and learner, table, metrics).
+        """The step without its count: (trees and learner, table, metrics).
 
         Policies are updated in the order of their names.
         """
@@ -156,7 +156,7 @@ def state_of(
     step: int = 0,
     references: Mapping[str, Tree] | None = None,
 ) -> State:
-    """The state of a hosted run, for the compiled step."""
+    """The state of a run, for the compiled step; its arrays are the run's own."""
     learner = {
         name: state.replace(**{count: jnp.int32(value) for count, value in state.counts.items()})
         for name, state in learner.items()
@@ -199,13 +199,10 @@ def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> n
 
 def problems(config: RunConfig, *, seed: int | None = None) -> Iterator[Sequence[Task]]:
     """The problems of step 1, 2, .. of the hosted run, as `to_host` takes them."""
-    yield from _batches(config, load_tasks(config.data, "train"), config.seed if seed is None else seed)
-
-
-def _batches(config: RunConfig, train: Sequence[Task], seed: int) -> TaskIterator:
+    train = load_tasks(config.data, "train")
     if config.data.problems > len(train):  # a problem twice in a batch would have the same noise twice
         raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
-    return TaskIterator(train, config.data.problems, Position(seed=seed))
+    yield from TaskIterator(train, config.data.problems, Position(seed=config.seed if seed is None else seed))
 
 
 def batches(
@@ -213,9 +210,8 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, Tasks]]:
     """(key, tasks) of step 1, 2, ..: the problems and the noise of the hosted run."""
     cast, seed = cast_of(config, parts), config.seed if seed is None else seed
-    train = load_tasks(config.data, "train")
-    width = max(len(task.question) for task in train)
-    for step, tasks in enumerate(_batches(config, train, seed), 1):
+    width = max(len(task.question) for task in load_tasks(config.data, "train"))
+    for step, tasks in enumerate(problems(config, seed=seed), 1):
         yield noise_words(cast, tasks, seed=seed, step=step), tasks_of(cast, tasks, width)
 
 
@@ -235,7 +231,7 @@ def _programs(tasks: Sequence[Task]) -> Tests:
 
 
 def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
-    """By policy, the weights that sample, in the model's dtype: (all weights, adapter or None)."""
+    """By policy, the weights that sample, in the model's dtype: (all weights or its base's, adapter or None)."""
     dtype = cast.parts.model.dtype
     served = {name: jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for name, tree in state.trees.items()}
     trees: dict[str, tuple[Tree, Tree | None]] = {}
@@ -246,9 +242,9 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
 
 
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
-    """A function from numbers of calls, Int[E, n], to the keys of their noise, uint32 [E, n, 2]."""
+    """A function from indices of calls in their episodes, Int[E, n], to the keys of their noise, uint32 [E, n, 2]."""
     typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
-    if key.size != 1 if typed else np.ndim(key) != 4:
+    if (key.size != 1) if typed else (np.ndim(key) != 4):
         raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
     if not typed:
         if key.shape != (shape := (len(tasks.id), cast.samples, count_calls(cast), 2)):
@@ -271,7 +267,7 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 
 def _means(columns: Columns, axes: Axes) -> dict[str, Any]:
-    """Means over the episodes and over the calls of each role."""
+    """The mean outcome (`reward`), means over the calls of each role, and the sums `tokens` and `beyond`."""
     table = columns.table
     made, C = table.length > 0, len(columns.cues)
     outcome = table.outcome.reshape(-1, C)[:, 0]

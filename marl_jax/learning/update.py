@@ -1,11 +1,11 @@
 """The update: from rows to new policies, and a report of how each role moved its policy.
 
-    rows -> mini-batches -> micro-batches of one role -> g_role += d numerator        (parts, float32)
+    rows -> mini-batches -> micro-batches of one unit -> g_unit += d numerator        (parts, float32)
     parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> new weights
 
 Each policy is a tree of its own with its own optimiser state; a row trains only the policy that it names.
-Without `LearnerConfig.split_by_role`, micro-batches mix the rows of all roles, and there is one part. Everything on the
-device is jitted once per shape, with donated buffers; reports are read back once per policy.
+A unit is a role, or a role's slot. Without `LearnerConfig.split_by_role`, micro-batches mix the rows of all roles, and
+there is one part. Everything on the device is jitted once per shape; results of updates are read back once per policy.
 """
 
 import functools
@@ -59,15 +59,20 @@ class LearnerState(flax.struct.PyTreeNode):
 
     optimiser: Any  # state of the optax transformation
     damping: Any  # moving average of damped gradients; None if damping is off
-    steps: int = 0  # learner steps that had rows for the policy: the clock of its schedule
+    steps: int = 0  # learner steps with rows for the policy since its optimiser began: its schedule's clock
     updates: int = 0  # optimiser steps that were taken
-    skipped: int = 0  # optimiser steps that were left out because of a non-finite gradient
+    skipped: int = 0  # optimiser steps left out for a non-finite gradient since a run last ended by them
     empty: int = 0  # learner steps without a row for the policy
 
     @property
     def counts(self) -> dict[str, Any]:
         """{steps, updates, skipped, empty}."""
         return {name: getattr(self, name) for name in ("steps", "updates", "skipped", "empty")}
+
+    def after(self, optimiser: Any, damping: Any, *, taken: Any, skipped: Any) -> "LearnerState":
+        """The state after a learner step with rows, with `taken` optimiser steps taken and `skipped` left out."""
+        counts = {"steps": self.steps + 1, "updates": self.updates + taken, "skipped": self.skipped + skipped}
+        return self.replace(optimiser=optimiser, damping=damping, **counts)
 
 
 class NonFiniteGradients(UserError, RuntimeError):
@@ -138,7 +143,7 @@ class Learner:
         references: Mapping[str, Tree] | None = None,
         check: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
-        """(new policies, new states, report); the old policies and states are donated. Steps count from 0.
+        """(new policies, new states, report); old ones of policies that learn are donated. Steps count from 0.
 
         `bases` are the frozen weights under adapters, `references` the trees of KL anchors and objectives, by policy.
         Rows whose column `trains` is false are in the report, but are not learned from. `check` may raise; it is called
@@ -275,13 +280,7 @@ class Learner:
             batches_of.append(batches)
         results = self._read_back(results)
         finite = [bool(applied["finite"]) for _, applied in results]
-        state = state.replace(
-            optimiser=optimiser,
-            damping=damping,
-            steps=state.steps + 1,
-            updates=state.updates + sum(finite),
-            skipped=state.skipped + finite.count(False),
-        )
+        state = state.after(optimiser, damping, taken=sum(finite), skipped=finite.count(False))
         report = state.counts | policy_report(
             [([out[0] for out in outputs], applied) for outputs, applied in results], rate
         )
@@ -385,7 +384,7 @@ class Learner:
     def _record_evidence(
         self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], results: Sequence[Any]
     ) -> None:
-        """Record log-probs and entropy of every row as the last update of its policy computed them."""
+        """Record the old log-probs of every row, and its log-probs and entropy in the last update that had it."""
         indices, sampled = work.row_indices, work.aim is None
         by_update = zip(work.mini_batches, batches_of, results)
         for update, (members, batches, (outputs, _)) in enumerate(by_update):
@@ -431,7 +430,7 @@ class Learner:
     def _batches(self, rows: Table) -> list[Batch]:
         units = [self.config.unit(role, slot) for role, slot, _ in rows.callers]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
-        if jax.default_backend() == "cpu":  # a CPU has no attention kernel that suits trees
+        if jax.default_backend() == "cpu":  # it has no kernel that suits branches of shared prompts
             streams = self._streams.count
             return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
         return make_batches(rows, units, self.config.batch, multiple_of=parallel)
@@ -457,7 +456,7 @@ class Learner:
 
     def _read_back(self, results: list[Any]) -> list[Any]:
         """The outputs of all updates of a step on the host; losses of a micro-batch are summed over devices."""
-        for outputs, applied in results:  # in the order of dispatch, so that each wait belongs to one part
+        for outputs, applied in results:  # in the order of dispatch, so each wait counts under its name
             with self.watch("gradient"):
                 jax.block_until_ready(outputs)
             with self.watch("optimiser"):

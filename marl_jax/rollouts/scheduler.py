@@ -2,8 +2,9 @@
 
     due tools -> episodes with all results submit calls -> new episodes, while few requests wait -> one dispatch
 
-Which requests share a batch follows from the schedule alone: episodes submit calls in a fixed order, and a tool's
-result re-enters a fixed number of dispatches after its call, however long it took: the schedule waits for it.
+In mode "fixed", which requests share a batch follows from the schedule alone: episodes submit calls in a fixed order,
+and a tool's result re-enters a fixed number of dispatches after its call, however long it took: the schedule waits for
+it. Where nothing can be decoded, the clock jumps to the next result.
 """
 
 import collections
@@ -78,7 +79,7 @@ def rollout(
       tool_threads: how many tools run at the same time.
       tool_log: results on disk, replayed if this rollout was begun before.
       ahead: new episodes begin while fewer requests than this are unfinished; it should exceed the lanes.
-      progress: called after every dispatch; an exception in it ends the rollout cleanly.
+      progress: called after every dispatch and at the end; an exception in it ends the rollout cleanly.
       finished: called with every episode as it ends, while others still run: grading can begin.
 
     Cached prompts are dropped first: an episode's last bit must not depend on earlier work of the engine. However
@@ -162,12 +163,12 @@ class _Schedule:
         self._ended = collections.defaultdict[int, list[tuple[Running, Episode]]](list)
         # (id of the engine, ticket) -> (the waiting path, position in its batch, facts for the record)
         self._calls: dict[tuple[int, int], tuple[Running, int, dict[str, Any]]] = {}
-        self._now = 0  # the clock of the schedule: dispatches so far
+        self._now = 0  # the clock of the schedule: dispatches, and jumps to the next result of a tool
         self._turn = 0  # the engine whose turn it is
         self._began = time.monotonic()
 
     def run(self, fresh: Iterator[list[Running]], ahead: int) -> Iterator[None]:
-        """Run all episodes to their ends; yields after each dispatch."""
+        """Run all episodes to their ends; yields after each dispatch, and once at the end."""
         started = 0
         ready: list[Running] = []
         while True:
@@ -185,7 +186,7 @@ class _Schedule:
             elif self.tools.jobs:
                 self._now = max(self._now, self.tools.next_due())
             elif self.live:
-                raise RuntimeError(f"the engine lost the requests of {len(self.live)} episodes")
+                raise RuntimeError(f"the engine lost the requests of {len(self.live)} paths")
             else:
                 break
         self.progress.seconds = time.monotonic() - self._began

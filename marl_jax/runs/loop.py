@@ -5,8 +5,9 @@
 The road is hosted (`hosted`) or compiled (`in_arrays`). Seeds that train side by side are separate runs here, which
 make each step together.
 
-All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
-so the same command goes on where the run was, and ends with the same numbers.
+All randomness follows from the seed and the step. Everything else that a step depends on is in the folder: the
+checkpoint, the results of tools, the collected calls. So the same command goes on where the run was, and ends with the
+same numbers.
 """
 
 import contextlib
@@ -207,7 +208,7 @@ def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[S
     updates = {name: learner_state.updates for name, learner_state in result.learner.items()}
     if what := broken_update(result.report, state.updates, updates):
         raise diverged(run, state.step + 1, what)
-    # Calls read from files were counted when they were played.
+    # The buffer takes only tasks that this step played, not calls read from files.
     played = result.table if at.phase.source == "play" else result.table.take([])
     buffer, about_buffer = updated(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner, form = result.learner, step_metrics.form(result.table)

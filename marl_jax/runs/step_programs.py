@@ -58,7 +58,7 @@ class Layout(NamedTuple):
         return jax.device_put(state, jax.tree.map(sharding_of, state))
 
     def step(self, halves: compiled.Halves) -> Callable[..., Any]:
-        """The complete step as one function; of the new state it returns only the parts that a step changes."""
+        """The step as one function: (trees and learner, table, metrics); the count of steps is the caller's."""
         return self.lay(halves.changes, 2, (WHOLE, CUT, WHOLE))
 
 

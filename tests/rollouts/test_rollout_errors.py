@@ -256,7 +256,7 @@ def test_an_engine_that_loses_requests_is_found_out():
         def step(self):
             return [pair for pair in super().step() if pair[0] != 1]
 
-    with pytest.raises(RuntimeError, match="lost the requests of 1 episodes"):
+    with pytest.raises(RuntimeError, match="lost the requests of 1 paths"):
         run(voting, engine=Leaky(ragged), prompts=MATH)
 
 
