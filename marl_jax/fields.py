@@ -3,8 +3,8 @@
     {"learner.loss.clip_low": "0.1"}  ──►  the value of the field's type  ──►  a tree with that field
 
 A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`. A dataclass that calls `check` in its
-`__post_init__` refuses all other values. No function here stops at the first mistake: mistakes are collected, one
-line each, and the valid fields are still checked.
+`__post_init__` refuses all other values. Mistakes in several fields are collected, one line each; of those within the
+JSON of one field only the first is reported.
 """
 
 import copy

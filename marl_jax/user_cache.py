@@ -1,7 +1,7 @@
 """The user's cache folder: files that belong to no run and can be computed again; facts about the machine.
 
 $MARL_JAX_CACHE, else $XDG_CACHE_HOME/marl_jax, else ~/.cache/marl_jax
-    prepared data sets    compiled/  (compile_cache)    measured/  (planning.step_times)
+    prepared data sets    compiled/  (compile_cache)    measured/  (planning)
 """
 
 import contextlib

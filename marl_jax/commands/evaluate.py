@@ -73,8 +73,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` if it is new.
 
-    A checkpoint that was played before, on the same problems and noise and with the same configuration, code and data,
-    is not played again.
+    A checkpoint with a record in the run's `eval.jsonl`, of the same problems, noise, configuration, code and data, is
+    not played again, except in the mode "generator_transfer".
 
     With `out`, the file is written to that folder, and nothing to the run's.
 

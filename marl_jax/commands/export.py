@@ -145,7 +145,7 @@ def _note(dtype: str, default: str, spec: PolicySpec, trained: bool, format: str
     if dtype == "float32" or format == "peft":
         return ""
     if default == "float32":
-        return f"The weights were trained in float32 and are rounded to {dtype}, the given --dtype."
+        return f"The weights are in float32 and are rounded to {dtype}, the given --dtype."
     if spec.lora and trained:
         return (
             f"The adapter was added to its base in float32, and the sum is rounded to {dtype}, as the base is stored: "

@@ -1,6 +1,6 @@
 """Checks of a configuration: one line for each combination of fields that cannot run.
 
-All checks run, so that a command line can be corrected in one go.
+All checks run that the workflow's name allows, so that a command line can be corrected in one go.
 """
 
 import dataclasses

@@ -105,7 +105,7 @@ def phase_at(phases: Sequence[Phase], step: int) -> PhasePosition:
 
 
 def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
-    """The learner's settings in a phase; all mistakes in them are reported by one ValueError."""
+    """The learner's settings in a phase; a ValueError if they cannot be used."""
     settings = dict(phase.learner) | ({"loss.kind": phase.objective} if phase.objective else {})
     if not settings:
         return config

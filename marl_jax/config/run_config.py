@@ -77,7 +77,7 @@ class ConfigError(UserError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(RunFields):
-    """All settings of a run. An impossible one is refused when it is built, with all reasons, wrong types first."""
+    """All settings of a run. Impossible ones are refused when it is built, with all reasons; wrong types come alone."""
 
     def __post_init__(self) -> None:
         values, misfits = fields.fit(self)

@@ -72,7 +72,7 @@ class DataConfig:
     family: Family = "math"  # how answers are read and graded, and which prompts
     name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your function (split) -> tasks
     directory: str | None = None  # directory of its files; None: downloaded from its publisher
-    cache: str | None = None  # where prepared data goes; None: $MARL_JAX_CACHE, or ~/.cache/marl_jax
+    cache: str | None = None  # where prepared data goes; None: the cache folder, see `user_cache`
     problems: Count = 64  # problems per step
     seed: Seed = 0  # seed for drawing procedural data, or for carving val out of train
     val_size: Annotated[int | None, Ge(0)] = None  # problems of val; 0: none, for runs without evaluation
@@ -96,7 +96,7 @@ class RolloutConfig:
     mode: Literal["fixed", "free"] = "fixed"
     tool_delay: Count = 4  # number of dispatches after which a tool answers in mode `fixed`
     tool_threads: Count = 8  # tools that run at the same time
-    ahead: OptionalCount = None  # requests that may wait before new episodes start; None: twice the lanes
+    ahead: OptionalCount = None  # episodes begin while fewer requests are unfinished; None: twice the lanes
     # The run ends if at least this share of a rollout's episodes fail; None: it only warns, once.
     max_failed: Annotated[float | None, Gt(0), Le(1)] = 1.0
 
@@ -109,7 +109,7 @@ class EngineConfig:
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # settings of the vLLM server
     max_prompt: Count = 512  # prompt tokens; roles with a shorter max_new_tokens may use the difference, too
     lanes: OptionalCount = None  # sequences decoded at once; None: as suits device and memory, vLLM: 256
-    # Memory of one engine, working memory included; None: free memory minus the need of the update.
+    # Memory of one engine, working memory included; None: half of a host's free memory, 9/10 of an accelerator's.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: a default of the platform
     # A user's "module:function" that maps tempered logits [lanes, V] to the same with -inf for excluded tokens.

@@ -228,8 +228,8 @@ def restore(
 ) -> tuple[dict[str, Tree], dict[str, Any]]:
     """The trees named by `templates`, in their structure, shapes, dtypes and shardings, and the data.
 
-    A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" skips damaged checkpoints;
-    "best" and a step do not.
+    A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" skips damaged checkpoints,
+    "best" those with a damaged seal, a step none.
     """
     directory = _absolute(directory)
     saved = steps(directory)

@@ -2,8 +2,8 @@
 
     config.json   config, digests (base, tokenizer, data, prompts), versions, settled (chosen on the machine)
 
-`config.json` is written once there is something to keep. A resume compares all of it except `settled`, which
-is returned to be used again; a difference is refused, or recorded under `changes` if it is accepted.
+`config.json` is written at the start, before anything is trained. A resume compares all but the fields in `_FREE`, and
+`settled`, which is returned to be used again; a difference is refused, or recorded under `changes` if it is accepted.
 """
 
 import contextlib

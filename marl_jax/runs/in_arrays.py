@@ -3,9 +3,9 @@
     State ──compiled.state_of──► programs ──► columns of the played calls ──to_host──► Table ──┬──► Result
                                      └─────► trees, metrics of policies that learn meanwhile ──┘
 
-One seed uses all devices: its problems are split over them. Several seeds are distributed over the devices. On
-accelerators, the seeds of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each
-the bits of a run alone on one device.
+One seed's problems are split over its devices (`_devices`). Several seeds are distributed over the devices.
+On accelerators, the seeds of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives
+each the bits of a run alone on one device.
 """
 
 import contextlib
@@ -272,11 +272,9 @@ class Compiled:
 
     def _home(self, leaf: Any) -> Any:
         """The leaf, placed as checkpoints have it: on the configuration's mesh, or on one device."""
-        if not isinstance(leaf, jax.Array):
+        if not isinstance(leaf, jax.Array) or self._config.mesh.model > 1:
             return leaf
         mesh = self._parts.mesh
-        if self._config.mesh.model > 1:
-            return leaf
         return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
 
     # ---------------------------------------------------------------- results of a step

@@ -50,9 +50,7 @@ class Phases:
         self._config, self._parts, self._networks, self._folder = config, parts, networks, folder
         self._list = config.phases or (Phase(max(config.steps, 1)),)
         self._learners: list[tuple[LearnerConfig, Learner]] = []
-        self._mesh = parts.mesh
-        if hosts.count() > 1:
-            self._mesh = mesh_of_all(config.mesh.data, config.mesh.model)
+        self._mesh = mesh_of_all(config.mesh.data, config.mesh.model) if hosts.count() > 1 else parts.mesh
         self._base: dict[str, Tree] | None = None
         self._calls: dict[tuple[int, int], list[Unit]] = {}
 
@@ -97,7 +95,7 @@ class Phases:
                 if other := misfit(directory / str(step), target) or other_base(directory.parent, specs):
                     raise FolderError(
                         f"phases[{number}].{name} '{source}' does not fit the policies {', '.join(policies)}: {other}; "
-                        "take a run with the same policies, or name those in the phase's policies"
+                        "take a run with the same policies; for a start, the phase's policies may name those that fit"
                     )
 
     def enter(self, at: PhasePosition, state: State) -> State:

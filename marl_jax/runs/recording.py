@@ -59,11 +59,12 @@ def record(
         if size <= share:
             return
         if problems == 1:
-            # Without later files of a killed process: a resumed run must record what an uninterrupted run does.
+            # Without `experiments.evaluate`'s files, which have more dashes, and later ones of a killed process: a
+            # resumed run must record what an uninterrupted run does.
             others = [
                 other.stat().st_size
                 for other in path.parent.glob("*.parquet")
-                if _order(other) < _order(path)
+                if other.stem.count("-") == 1 and _order(other) < _order(path)
             ]
             if sum(others) + size > budget * (step / config.steps if others else 1):
                 path.unlink()

@@ -1,4 +1,4 @@
-"""The state of a run: everything that changes from step to step. The newest checkpoint contains it and nothing else."""
+"""The state of a run: everything that changes from step to step, as its newest checkpoint has it."""
 
 import dataclasses
 from collections.abc import Mapping

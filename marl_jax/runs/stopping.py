@@ -80,7 +80,9 @@ class Stop:
 
     def requested_of_any(self) -> bool:
         """Whether a stop is requested of any process of the run; all of them call this."""
-        self.asked = hosts.any_of(self.requested())
+        if not hosts.any_of(self.requested()):
+            return False  # a request that arrived meanwhile counts at the next check, on all processes alike
+        self.request()
         return self.requested()
 
     def check_together(self) -> None:

@@ -519,7 +519,7 @@ def test_a_run_of_two_devices_is_evaluated_and_exported_on_one(base, tmp_path, c
     command = [sys.executable, "-c", ON_TWO_DEVICES, tmp_path / "run", base]
     subprocess.run(command, check=True, cwd=paths[0], env={**os.environ, **env})
     start, played = evaluate(tmp_path / "run", samples=4)
-    told = "the run was trained on 2 devices and 1 are here: one of them is used"
+    told = "the run's mesh has 2 devices and 1 are here: one of them is used"
     assert sum(told in line for line in caplog.messages) == 1
     assert played["roles"]["generator"]["accuracy"] == 1.0 > start["roles"]["generator"]["accuracy"]
     done = export(tmp_path / "run", "p0", tmp_path / "out")

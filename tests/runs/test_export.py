@@ -167,7 +167,7 @@ def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_
     run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__dtype="float32")
     rounded = export(run, "p0", tmp_path / "a", dtype="bfloat16")
     assert str(rounded).endswith(
-        "\nThe weights were trained in float32 and are rounded to bfloat16, the given --dtype."
+        "\nThe weights are in float32 and are rounded to bfloat16, the given --dtype."
     )
     config, params = load_hf(tmp_path / "a")
     assert config == dataclasses.replace(half, eos_token_id=ENDS)

@@ -36,6 +36,18 @@ def test_a_signal_asks_once_and_the_next_one_does_what_it_always_did(number):
     assert heard == [number] * 2
 
 
+def test_a_request_during_an_exchange_between_processes_counts_at_the_next_check(monkeypatch):
+    def exchange(flag):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return flag
+
+    with Stop() as stop:
+        with monkeypatch.context() as patch:
+            patch.setattr(stopping.hosts, "any_of", exchange)
+            assert not stop.requested_of_any()
+        assert stop.requested_of_any()
+
+
 def test_signals_that_come_together_are_one_request(monkeypatch):
     """As systemd's at the end of a login, or the shell's and the kernel's when a terminal closes."""
     clock = iter([0.0, 0.9 * TOGETHER_S, 1.1 * TOGETHER_S])

@@ -88,7 +88,7 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
         key = (config.seed, 1, task_key(task), 0)
         episode = Running(task, 0, key, workflow, prompts, chats.of, limits)
         lengths += [len(item.prompt) for item in episode.advance() if isinstance(item, Ask)]
-        traces += [episode.trace or episode.error or ""] if episode.error else []
+        traces += [episode.trace or episode.error] if episode.error else []
         episode.close()
     if tried and len(traces) == len(tried) and config.rollout.max_failed is not None:
         raise EpisodesFailed(

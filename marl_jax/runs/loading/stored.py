@@ -77,7 +77,7 @@ def on_these_devices(config: RunConfig) -> RunConfig:
     if needed <= available:
         return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
     logging.warning(
-        "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
+        "the run's mesh has %d devices and %d are here: one of them is used, numbers may differ in their last bits",
         needed,
         available,
     )
