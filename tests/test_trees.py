@@ -16,6 +16,7 @@ from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner
 from marl_jax.own import OwnError
+from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rewards.credit import (
     CreditConfig,
     by_episodes,
@@ -83,6 +84,18 @@ NESTED = Episode(
 @pytest.fixture
 def table():
     return grade(Table.of([GOOD, POOR, FLAT, NESTED]))
+
+
+@pytest.mark.parametrize("batch", ["task", "step"])
+def test_trees_are_credited_in_the_background_with_all_of_their_branches(batch):
+    episodes = [GOOD, POOR, FLAT]
+    with BackgroundCredit(outcome, CreditConfig(batch=batch), samples=3) as background:
+        for episode in reversed(episodes):
+            background.finished(episode)
+        credited = background(Table.of(episodes))
+    at_once = with_rewards(grade(Table.of(episodes)), outcome)
+    assert [head.leaves for head in credited.bare_episodes] == [head.leaves for head in at_once.bare_episodes]
+    assert credited.text == at_once.text and credited.reward.tolist() == at_once.reward.tolist()
 
 
 # ---------------------------------------------------------------- rows and paths

@@ -2,8 +2,8 @@
 
     rows of metrics.jsonl, evaluations so far ──► History ──MONITORS──► {who: evidence}
 
-A monitor judges the mean over the last WINDOW steps, mostly against the first step, which the base policies play: a
-collapse may be over with the first update. Everything about a monitor is in its entry of `MONITORS`.
+Most monitors judge means over the last WINDOW steps, against the first step, which the base policies play: a collapse
+may be over with the first update. Everything about a monitor is in its entry of `MONITORS`.
 `marl_jax.alarms.watch` records since when its condition holds.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-WINDOW = 3  # numbers are means over this number of steps, so that one odd step is no alarm
+WINDOW = 3  # but for jolts, numbers are means over so many steps: one odd step is no alarm
 Limits = Mapping[str, float]
 Findings = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the workflow as a whole is ""
 
@@ -107,13 +107,9 @@ def _one_choice(history: History, limits: Limits) -> Findings:
         if not calls or not commonest or sum(calls) < limits["calls"]:
             continue
         share = float(np.average(commonest, weights=calls))
-        evidence = {"commonest": share, "calls": sum(calls)}
         balanced = history.last(f"choice/{role}/balanced_accuracy")
-        if balanced:
-            evidence["balanced_accuracy"] = mean(balanced)
-        balanced_low = _at_most(evidence.get("balanced_accuracy", 1.0), limits["balanced"])
-        if _at_least(share, limits["share"]) and balanced_low:
-            yield role, evidence
+        if balanced and _at_most(mean(balanced), limits["balanced"]) and _at_least(share, limits["share"]):
+            yield role, {"commonest": share, "calls": sum(calls), "balanced_accuracy": mean(balanced)}
 
 
 def _calls(history: History, limits: Limits) -> Findings:
@@ -344,7 +340,7 @@ MONITORS = (
     Monitor(
         "paid for less",
         "from the first {0} steps to the last {0}, a role's reward rose and the episodes' outcome fell, both by "
-        "{errors:.0f} standard errors or more, the outcome by {fall:.0%} or more",
+        "{errors:.0f} standard errors or more, the outcome by {fall} or more",
         {"errors": 4.0, "fall": 0.1},
         "the reward of {who} changed by {reward_change:+.3f} while the outcome changed by {outcome_change:+.3f}",
         "What the role is paid for is no longer what the workflow is for.",

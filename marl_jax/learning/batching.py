@@ -167,7 +167,7 @@ def make_batches(
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters for the remainder: at most two programs per shape, or four with `unmasked`."""
+    """Full micro-batches, then quarters for the remainder: at most two numbers of sequences for each shape."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 

@@ -37,11 +37,11 @@ class LearnerConfig:
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)  # shapes of micro-batches
     # Changes to the roles' parts of a gradient.
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
-    gradients: Literal["off", "roles", "slots"] = "roles"  # the parts that every gradient is split into
+    gradients: Literal["off", "roles", "slots"] = "roles"  # the parts of every gradient that are measured
     layer_norms: bool = False  # also split every part's norm by layer
     updates: Literal["one", "fixed", "sequences"] = "one"  # how many mini-batches a policy has per epoch
     updates_fixed: Count = 1  # mini-batches per epoch with updates "fixed"
-    sequences_per_update: Count = 512  # rows per mini-batch with updates "sequences"
+    sequences_per_update: Count = 512  # most rows of a mini-batch with updates "sequences"
     epochs: Count = 1  # number of passes over the rows of a step
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # the log-probs that the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
@@ -49,7 +49,7 @@ class LearnerConfig:
     logprob_chunk: Count = 4096
     gap_tolerance: Positive = 1e-3  # larger differences of sampler and trainer log-probs give a warning
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
-    # {policy: learning rate}, instead of the schedule's.
+    # {policy: its highest learning rate}, instead of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
     seed: Seed = 0  # seed of the order of rows in an epoch
     # Settings of the objectives over whole sequences.

@@ -57,7 +57,7 @@ class Mean:
             return NotImplemented
         return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
 
-    # A mean is converted, compared and printed as its value; for arithmetic, use `value`.
+    # A mean is converted, compared and formatted as its value; for arithmetic, use `value`.
     def __float__(self) -> float:
         return float(self.value)
 

@@ -3,12 +3,13 @@
     s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
 
 For any L, this is the gradient of a policy loss whose advantages are -dL/ds_i over the weight of a token of row i in
-the mean (`token_share`). So an objective is two numbers per row, computed here in float64 from one more pass
-of log-probs, and the update stays the same: exact under any packing, with the roles' parts, their Gram matrix and all
-interventions. SFT needs no pass: its advantages are weights.
+the mean (`token_share`). So an objective is an advantage per row, computed here in float64 from one more pass of
+log-probs (kto: two), and the update stays the same: exact under any packing, with the roles' parts, their Gram matrix
+and all interventions. SFT needs no pass: its advantages are weights.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -110,11 +111,9 @@ def contrasts(values: np.ndarray, groups: np.ndarray, pairing: str, gap: float) 
     pairs: list[tuple[int, int]] = []
     without = 0
     for rows in _ranked(values, groups):
-        if pairing == "best_worst":
-            worst = rows[values[rows] == values[rows[-1]]][:1] if len(rows) else rows
-            candidates = [(int(rows[0]), int(worst[0]))] if len(rows) else []
-        else:
-            candidates = [(int(a), int(b)) for i, a in enumerate(rows) for b in rows[i + 1 :]]
+        if pairing == "best_worst" and len(rows):
+            rows = rows[[0, int(np.argmax(values[rows] == values[rows[-1]]))]]
+        candidates = itertools.combinations(rows.tolist(), 2)
         wide_pairs = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
         pairs += wide_pairs
         without += not wide_pairs
@@ -176,7 +175,7 @@ class Aim:
 
     kind: str  # one of OBJECTIVES
     beta: float  # weight of a log-ratio to the reference
-    rows: np.ndarray  # Int[n], indices of the rows that it learns from
+    rows: np.ndarray  # Int[n], the rows that it learns from, as indices into `subset`
     weight: np.ndarray  # Float[n]
     counts: dict[str, float]  # for the report
     target: np.ndarray | None = None  # kto: Bool[n] desirable; sppo: Float[n] share of wins
@@ -202,7 +201,7 @@ class Aim:
 def aim(kind: str, rows: Table, config: PreferenceConfig, subset: np.ndarray | None = None) -> Aim:
     """What the objective learns from the rows `subset` (default: all); unusable rows are counted and left out.
 
-    Rows are ranked among all rows of their group, because a group may contain calls of several policies.
+    But for dpo, rows are ranked among all rows of their group, because it may contain calls of several policies.
     """
     subset = np.arange(len(rows)) if subset is None else subset
     column = getattr(rows, config.by)
@@ -265,9 +264,8 @@ def _aim_of_pairs(rows: Table, values: np.ndarray, weight: np.ndarray, config: P
 
 def means(values: Sequence[Value]) -> dict[str, float]:
     """Mean loss and metrics over the mini-batches; empty if there are none."""
-    names = values[0].metrics if values else ()
-    report = {name: float(np.mean([value.metrics[name] for value in values])) for name in names}
-    return report | ({"loss": float(np.mean([value.loss for value in values]))} if values else {})
+    numbers = [{**value.metrics, "loss": value.loss} for value in values]
+    return {name: float(np.mean([n[name] for n in numbers])) for name in (numbers[0] if numbers else ())}
 
 
 def surrogate(loss: LossConfig) -> LossConfig:

@@ -54,9 +54,10 @@ class Streams:
     ) -> tuple[Carry, list[Any]]:
         """`step` from `start()` over all micro-batches -> (the sum of the streams' carries, outputs by micro-batch).
 
-        `check` may raise. It is called before every micro-batch; few of them then run at a time, and these finish even
-        after an error. `program` returns a key of the program of a micro-batch: the first batch of each is waited for,
-        or every stream would compile it. JAX settings made by a `with` do not reach the threads: use one stream then.
+        `check` may raise. It is called before every micro-batch and after the last; few of them then run at a time, and
+        these finish even after an error. `program` returns a key of the program of a micro-batch: the first batch of
+        each is waited for, or every stream would compile it. JAX settings made by a `with` do not reach the threads:
+        use one stream then.
         """
         if not self._workers or not batches:
             compile_cache.make_room()

@@ -40,7 +40,7 @@ class Settings:
     network: Network  # computes hidden states and logits
     loss: LossConfig  # which loss
     chunk: int  # tokens whose logits exist at one time; at least one of each sequence
-    sampler_weights: bool  # weight tokens by trainer probability / sampler probability
+    sampler_weights: bool  # correct for the sampler: weights of tokens, masked sequences
     mesh: Mesh | None = None  # the sequences of a micro-batch are sharded over its axis "data"
     together: bool = False  # loops end on all "data" devices at once: weights are sharded over "model"
     own: Any = None  # the function of a custom loss, whose name is in `loss`
@@ -218,12 +218,11 @@ def apply(
     gradient = jax.tree.map(lambda x: x.sum(0), parts)
     if by_role:
         out["gram"] = gram = gradients.gram_matrix(parts)
-        out["weight"] = weight = jnp.ones(gram.shape[0], jnp.float32)
+        out["weight"] = jnp.ones(gram.shape[0], jnp.float32)
     if roles is not None:
         role_gram = roles.membership @ gram @ roles.membership.T
-        weight = interventions.coefficients(mixing, role_gram, roles) @ roles.membership
+        out["weight"] = weight = interventions.coefficients(mixing, role_gram, roles) @ roles.membership
         gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x), parts)
-        out["weight"] = weight
     new_damping = damping
     if damping is not None:
         gradient, new_damping, out["damping_cosine"] = interventions.damp(

@@ -8,6 +8,7 @@ So a slow credit function (a reward model, a service) costs a step only the time
 """
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -56,17 +57,20 @@ class BackgroundCredit:
             ended = self._ended[episode.task.id]
             ended.append(episode)
             if len(ended) == self._samples:
-                self._send(self._ended.pop(episode.task.id))
+                ended = sorted(self._ended.pop(episode.task.id), key=_id_of)
+                self._send(ended, functools.partial(Table.of, ended))
 
     def __call__(self, table: Table) -> Table:
         """The table with grades, components and rewards; waits for them."""
-        unsent: dict[str, list[Episode]] = collections.defaultdict(list)
-        if any(_id_of(bare) not in self._sent for bare in table.bare_episodes):
-            for episode in table.episodes():
-                if _id_of(episode) not in self._sent:
-                    unsent[episode.task.id if self._config.batch == "task" else ""].append(episode)
-        for batch in unsent.values():
-            self._send(batch)
+        unsent: dict[str, list[int]] = collections.defaultdict(list)
+        for number, bare in enumerate(table.bare_episodes):
+            if _id_of(bare) not in self._sent:
+                unsent[bare.task.id if self._config.batch == "task" else ""].append(number)
+        for numbers in unsent.values():
+            if self._config.batch == "task":
+                numbers.sort(key=lambda number: table.bare_episodes[number].sample)
+            batch = [table.bare_episodes[number] for number in numbers]
+            self._send(batch, functools.partial(table.of_episodes, numbers))
         if not table.bare_episodes:
             return with_rewards(grade(table, self._grader), self._credit, self._config.leaves)
         jobs = dict.fromkeys(self._sent[_id_of(bare)] for bare in table.bare_episodes)
@@ -76,10 +80,8 @@ class BackgroundCredit:
         position = {_id_of(bare): number for number, bare in enumerate(credited.bare_episodes)}
         return credited.of_episodes([position[_id_of(bare)] for bare in table.bare_episodes])
 
-    def _send(self, episodes: Sequence[Episode]) -> None:
-        if self._config.batch == "task":
-            episodes = sorted(episodes, key=lambda episode: episode.sample)
-        batch = self._workers.submit(self._rewarded, episodes)
+    def _send(self, episodes: Sequence[Episode], table: Callable[[], Table]) -> None:
+        batch = self._workers.submit(self._rewarded, table)
         self._sent |= {_id_of(episode): batch for episode in episodes}
 
     def _check_all(self) -> None:
@@ -90,10 +92,10 @@ class BackgroundCredit:
         if self._error is not None:
             raise self._error
 
-    def _rewarded(self, episodes: Sequence[Episode]) -> Table:
+    def _rewarded(self, table: Callable[[], Table]) -> Table:
         self._raise_error()
         try:
-            return with_rewards(grade(Table.of(episodes), self._grader), self._credit, self._config.leaves)
+            return with_rewards(grade(table(), self._grader), self._credit, self._config.leaves)
         except BaseException as error:  # an exit() in the credit must fail the step, not just end this thread
             self._error = error
             raise

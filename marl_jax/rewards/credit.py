@@ -8,7 +8,6 @@ have no components and earn 0.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -310,11 +309,10 @@ def by_episodes(
 
     An exception in the function is raised as an OwnError: one line that names the place.
     """
-    call_function = functools.partial(call_user_function, function, who)
 
     def earned_by(sound: list[Episode]) -> list[list[dict[str, float]]]:
         passed = [*sound]
-        result = call_function(passed)
+        result = call_user_function(function, who, passed)
         if [*map(id, passed)] != [*map(id, sound)]:
             raise OwnError(
                 f"{who} changed the list of episodes that it was given; sort or shorten a copy of it"

@@ -80,12 +80,11 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
         return dataclasses.replace(bare, leaves=leaves, outcome=sum(values) / len(values))
 
     episodes = tuple(map(with_outcome, table.bare_episodes))
-    owners = [episodes[number] for number in table.episode.tolist()]
     solvers = [
         grade_of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
         for row, (kind, sound) in enumerate(zip(table.kind.tolist(), table.sound.tolist()))
     ]
-    outcome = np.array([bare.outcome for bare in owners], np.float64)
+    outcome = np.array([episodes[number].outcome for number in table.episode.tolist()], np.float64)
     graded = table.replace(grade=np.array(solvers, np.float64), outcome=outcome, bare_episodes=episodes)
     if table.forked:
         flat, rows = graded.paths()

@@ -51,11 +51,7 @@ def crowding(texts: Sequence[str], near: float = 0.5, size: int = 3) -> list[flo
     batch diverse.
     """
     grams = [{text[i : i + size] for i in range(max(len(text) - size + 1, 1))} for text in texts]
-
-    def overlap(a: set[str], b: set[str]) -> float:
-        return len(a & b) / len(a | b)
-
-    return [sum(overlap(runs, other) >= near for other in grams) / len(grams) for runs in grams]
+    return [sum(len(a & b) / len(a | b) >= near for b in grams) / len(grams) for a in grams]
 
 
 def changes(values: Sequence[float], start: float = 0.0) -> list[float]:

@@ -54,9 +54,10 @@ def row_statistics(rows: Table) -> dict[str, float]:
 def role_statistics(
     rows: Table, trained: Sequence[int], evidence: Evidence, loss: LossConfig, corrected: bool
 ) -> dict[str, float]:
-    """Statistics of the rows `trained` of one role, at the last update; means over tokens unless named otherwise.
+    """Statistics of the rows `trained` of one role, each at the last update with it.
 
-    `corrected`: the loss weights tokens by differences between sampler and trainer.
+    Means are over tokens unless named otherwise. `corrected`: the loss corrects for differences between sampler and
+    trainer.
     """
 
     def of_rows(column: Any) -> list[Any]:

@@ -21,8 +21,8 @@ class Report:
 
     policies: dict[str, dict[str, float]]  # {policy: {metric: value}}
     roles: dict[str, dict[str, float]]  # {role: {metric: value}}
-    gradients: dict[str, dict[str, Any]]  # {policy: see `gradients.describe`}
-    cosines: dict[tuple[str, str], float | None]  # of pairs of roles; None if they have separate weights
+    gradients: dict[str, dict[str, Any]]  # {policy: see `gradient_report`}
+    cosines: dict[tuple[str, str], float | None]  # of two roles; None: separate weights, or no gradient
     warnings: tuple[str, ...]  # sentences, for example about a gradient that was not finite
     # For each row, the log-probs of its tokens before the step; None where unknown.
     trainer_logp: Sequence[Any] = ()
@@ -119,10 +119,8 @@ def warnings_of(
 
 
 def _mean(parts: Sequence[Loss | Mean]) -> float:
-    numerator, denominator = (
-        sum(float(getattr(x, part)) for x in parts) for part in ("numerator", "denominator")
-    )
-    return numerator / max(denominator, 1e-30)
+    numerator = sum(float(x.numerator) for x in parts)
+    return numerator / max(sum(float(x.denominator) for x in parts), 1e-30)
 
 
 def _name(unit: Unit) -> str:

@@ -136,13 +136,11 @@ def _dense(xp: Any, ids: Any) -> Any:
 
 def _pairs(xp: Any, first: Any, second: Any) -> Any:
     """Pairs of integers below B mapped to integers below B, equal pairs to equal integers."""
-    if xp is np:
-        return _dense(xp, first.astype(np.int64) * len(first) + second)
     # Without 64 bits, the product of two ids would overflow.
-    order = jnp.lexsort((second, first))
+    order = xp.lexsort((second, first))
     first, second = first[order], second[order]
     is_new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(is_new)])[jnp.argsort(order)]
+    return xp.concatenate([xp.zeros(1, int), xp.cumsum(is_new)])[xp.argsort(order)]
 
 
 def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:

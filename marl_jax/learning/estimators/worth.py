@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,17 +160,16 @@ def _attribute(field: str, attributes: Mapping[str, Any], owner: str) -> Any:
         known = f"it has: {', '.join(attributes)}" if attributes else "it has no attributes"
         raise OwnError(f"group field '{field}': {owner} has no attribute '{name}'; {known}")
     value = attributes[name]  # may be a list or a mapping
-    return value if isinstance(value, Hashable) else json.dumps(value, sort_keys=True, default=repr)
+    plain = isinstance(value, str | int | float | None)
+    return value if plain else json.dumps(value, sort_keys=True, default=repr)
 
 
 def _spread(table: Table, part: Table) -> Table:
     """`table` with the columns of `part`, which has only the rows that sampled tokens."""
-    rows = np.flatnonzero(table.length > 0)
-    advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
-    advantage[rows], group[rows] = part.advantage, part.group
-    other_columns = {}
-    for column in ("penalty", *ROW_COLUMNS):
-        if (values := getattr(part, column)) is not None:
-            other_columns[column] = np.zeros(len(table))
-            other_columns[column][rows] = values
-    return table.replace(advantage=advantage, group=group, **{"penalty": None, **other_columns})
+    rows, blank = np.flatnonzero(table.length > 0), {"advantage": np.nan, "group": -1}
+    columns: dict[str, Any] = {"penalty": None}
+    for name in ("advantage", "group", "penalty", *ROW_COLUMNS):
+        if (values := getattr(part, name)) is not None:
+            columns[name] = np.full(len(table), blank.get(name, 0), values.dtype)
+            columns[name][rows] = values
+    return table.replace(**columns)
