@@ -123,7 +123,7 @@ def _prefill(static: Static, weights: _Weights, tokens: jax.Array, length: jax.A
         keys, values = jax.lax.scan(step, x, layers, unroll=jax.default_backend() != "cpu")[1]
         return tuple(keys), tuple(values)
 
-    # Prefill is a small part of a step: a CPU compiles one layer, and one width for a single block, two for several.
+    # Prefill is a small part of a step: a CPU compiles one layer. A single block has one width, several have two.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
     blocks = in_blocks(length, BLOCK, widths, block, static.seeds_axis)
     keys, values = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -36,12 +35,12 @@ _apply = jax.jit(update_programs.apply.__wrapped__, static_argnames="settings") 
 Unit = Any  # a role, (role, slot), or None for all rows
 
 
-@flax.struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Axes:
-    """The names of mapped axes that a step may sum over."""
+    """The names of mapped axes: loops follow the largest need over `seeds`, sums go over `data`."""
 
-    seeds: str | None = flax.struct.field(pytree_node=False, default=None)
-    data: str | None = flax.struct.field(pytree_node=False, default=None)
+    seeds: str | None
+    data: str | None
 
     def sum(self, tree: Any) -> Any:
         """The sum over the devices that the episodes are sharded over."""
@@ -70,7 +69,7 @@ def learn(
     columns: Columns,
     axes: Axes,
 ) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
-    """The new policy and its state, the table's log-probs and entropy, and the metrics of the update."""
+    """The new policy and its state, the columns that it computes, and the metrics of the update."""
     trains = cast.config.learner.interventions.trains
     role_trains = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
     trained = columns.table.trains & role_trains[columns.table.role]

@@ -76,7 +76,7 @@ class Answers:
 
     @property
     def count(self) -> jax.Array:
-        """Int[E, n]: the parts of a plan."""
+        """Int[E, n]: the number of parts of a plan."""
         return self._read("count")
 
     def at(self, slot: jax.Array | int) -> jax.Array:

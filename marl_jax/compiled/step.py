@@ -3,7 +3,7 @@
     tasks ─stage─► prompts, completions, answers ─columns─► grades, rewards, advantages ─learn─► new weights
 
 It has no side effect and does not call the host: `jax.jit`, `vmap` over seeds, `lax.scan` over steps and `shard_map`
-over devices can be applied to it. Under `vmap` and `shard_map` it gets the names of the axes that it may sum over.
+over devices can be applied to it. Under `vmap` and `shard_map` it gets the names of their axes.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Causal self-attention over whole rows: softmax(q k' / sqrt(D)) v, grouped-query heads, packed sequences.
 
-`attend` is the plain form, with any mask, and the reference for the others. Training and prefill call
-`self_attention`, which uses the fastest implementation on the current platform, or the one that is named:
+`attend` is the plain form, with any mask, and the reference for the others. Whole rows (no packs, and not the engine's
+prefill) go through `self_attention`: the fastest implementation on the current platform, or the one that is named:
 
     blocks   queries in blocks, each against the keys before its end: about half the products of a full square,
              and one block of scores in memory at a time. For CPUs, and where the kernels below do not apply.

@@ -1,7 +1,7 @@
 """Read and write published Qwen3 directories: `config.json` and safetensors, in one file or in shards.
 
-The files must contain every weight of the table once, in its shape, and no other weight. Weights stream from disk into
-their arrays, so the peak of host memory is about the size of the model.
+The files must contain every weight of the table once, in its shape, and no other but a tied head that repeats the
+embedding. Weights stream from disk into their arrays, so the peak of host memory is about the size of the model.
 """
 
 import dataclasses

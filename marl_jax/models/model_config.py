@@ -14,13 +14,16 @@ from marl_jax.fields import Count, Positive
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_REQUIRED = (
-    "vocab_size",
+SIZES = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+)
+_REQUIRED = (
+    "vocab_size",
+    *SIZES,
     "head_dim",
     "rms_norm_eps",
     "max_position_embeddings",
@@ -177,15 +180,6 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | 
                 f"for a vocabulary without it pass None for {names}, or write null in config.json"
             )
     return many if isinstance(ids, list | tuple) else ids
-
-
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
 
 
 def _presets(shapes: Mapping[str, Sequence[Any]], **common: Any) -> dict[str, ModelConfig]:

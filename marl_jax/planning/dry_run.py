@@ -2,7 +2,7 @@
 
     tasks ──rollout──► requests ──SilentEngine──► completions of assumed length, with assumed answers
 
-Loops, tools and random branches of a workflow are played as they are. No tool is called: each returns `NO_RESULT`.
+Loops and random branches of a workflow are played as they are. No tool is called: each returns `NO_RESULT`.
 """
 
 import collections
@@ -34,7 +34,7 @@ EPISODE = 4  # leading parts of a request's key, which name its episode; the pat
 # save reads if they are longer; tests/planning/test_occupancy.py bounds both.
 HEDGE = 6
 NO_RESULT = {"passed": False, "reason": ""}
-# The text of completions: no answer, no verdict and no choice, but strategies for any number of workers.
+# The text of completions: no answer, no verdict and no choice, but strategies for up to 64 workers.
 NO_VERDICT = "\n".join(["STRATEGY 0: ."] * 64)
 Say = Callable[[Call, Request], list[int]]
 

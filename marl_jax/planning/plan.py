@@ -278,9 +278,9 @@ def _find_model(config: RunConfig, directory: str) -> tuple[ModelConfig, str]:
         except (OSError, ValueError) as error:
             raise PlanError(str(error)) from None
     scale = config.cell.split("-")[-2] if config.cell.count("-") == 3 else ""
-    if scale not in PRESETS or directory != config.policies.base:
-        if directory != config.policies.base:
-            raise PlanError(f"there is no model in '{directory}': correct policies.bases")
+    if directory != config.policies.base:
+        raise PlanError(f"there is no model in '{directory}': correct policies.bases")
+    if scale not in PRESETS:
         raise PlanError(
             f"there is no model in '{directory}', and the cell '{config.cell}' names no scale of {', '.join(PRESETS)}: "
             "give --config.policies.base"
@@ -436,13 +436,12 @@ def _way_out(part: str, config: RunConfig) -> str:
     if "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
-        **{part: [*fewer, shorter] for part in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},
+        **{name: [*fewer, shorter] for name in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},
         memory.BASES: [smaller, *narrower],
-        memory.GRADIENTS: [*off, *lora, smaller],
+        **{name: [*off, *lora, smaller] for name in (memory.GRADIENTS, memory.OPTIMISER)},
         memory.STATES: [*lora, *factored, smaller],
         memory.ACTIVATIONS: [*remat, tokens, shorter],
         memory.BACKWARD: [f"{tokens}, tree_limit or logprob_chunk", shorter],
-        memory.OPTIMISER: [*off, *lora, smaller],
         **{
             name: [problems, "--config.road=hosted"]
             for name in (memory.COPIES, memory.RESULTS, memory.SCRATCH)

@@ -1,4 +1,4 @@
-"""The calls of the shortest episode of a workflow, for the checks of a configuration."""
+"""The calls of an episode of a workflow, for the checks of a configuration."""
 
 import collections
 import dataclasses

@@ -131,12 +131,11 @@ class Prefixes:
     def _pop(self, key: Key) -> int:
         entry = self._entries.pop(key)
         if entry.kept:
-            self._kept_lengths[len(key[1])] -= 1
-            self._kept_lengths += collections.Counter()  # drops lengths with a count of 0
+            _decrement(self._kept_lengths, len(key[1]))
         return entry.row
 
 
-def _decrement(counter: collections.Counter[Key], key: Key) -> None:
+def _decrement(counter: collections.Counter, key: object) -> None:
     """Decrease a count; remove it at zero."""
     counter[key] -= 1
     if not counter[key]:

@@ -55,13 +55,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A sampled completion, or the part of one whose request gave up its lane.
-
-    `tokens` include the stop token; `logprobs` are of the distribution sampled from.
-    """
+    """A sampled completion, or the part of one whose request gave up its lane."""
 
     tokens: list[int]  # sampled, including the stop token
-    logprobs: list[float]  # one per token
+    logprobs: list[float]  # one per token, of the distribution sampled from
     finish_reason: Literal["stop", "length"]  # "stop": by a stop token or text; "length": by max_new_tokens
     # [tokens,C] ids that top-k and top-p kept, each row padded with -1
     kept: np.ndarray | None = dataclasses.field(default=None, compare=False)

@@ -173,6 +173,7 @@ def test_a_hundred_thousand_answers_of_a_micro_base(count=100_000, block=2000):
 
 def test_the_box_that_is_read_is_that_of_the_hosted_road():
     texts = ["a \\boxed{1} \\boxed{2 {3} x}", "\\boxed{\\boxed5.}", "\\boxed\\boxed5.", "\\boxed{\\{7} ", ""]
+    texts += ["\\boxed{5\\ }", "\\boxed{5 \\ \\ }", "\\boxed{\\ }", "\\boxed{5\\\\ }", "\\boxed{5 }"]
     texts += soups(7, 2000)
     text = spelled(texts, 128)
     assert strings(text) == texts

@@ -6,7 +6,7 @@
     tests = pack_tests(tasks)                                  once, on the host: Tests, a pytree with leading [B]
     verdict, solved = grade_programs(text, tests)              programs of micro_code, by running them on the tests
 
-The readers agree with the hosted ones (`rewards.families`) on every text; `grade_integers` agrees with
+The readers agree with the hosted ones (`rewards.families`, but see `boxed_spans`); `grade_integers` agrees with
 `rewards.math`, and `grade_programs` with the sandbox, except on answers that they call beyond (see `integer_answers`
 and `chain_programs`). These are graded 0 and counted; `readable` may be false for a program that is beyond.
 """

@@ -126,6 +126,9 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
         body,
         (jnp.int32(MAX_BOXES), last, jnp.int32(-1), (nothing, nothing)),
     )
-    start, end = strip(chars, start, end, blank, blank)
+    shut, (start, end) = end, strip(chars, start, end, blank, blank)
+    last = jnp.maximum(end - 1, 0)
+    spaced = (start < end) & (end < shut) & escape[last] & ~escaped[last]  # a control space at the end
+    start, end = strip(chars, start, end - spaced, blank, blank)
     outer_end, _, _, whole = read(lo)
     return start, end, best >= 0, named[lo] & whole & (outer_end == hi)
