@@ -19,13 +19,12 @@ from marl_jax.commands import cli
 from marl_jax.study.intervals import Interval, holm, over_runs, over_seeds, p_value
 from marl_jax.study.questions.bars import LEVEL
 from marl_jax.study.questions.findings import SEEDS
-from marl_jax.study.wording import p_text
+from marl_jax.study.wording import NONE, p_text
 from recipes.recipe import RESULTS, Claim, Recipe, find, names
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"recipes.md": ("Claims", "Runs", "Not run"), "recipe-arms.md": ("Arms",)}  # {page: its tables}
 BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
-NONE = "–"
 Rows = list[list[str]]
 PER_CENT = ("accuracy",)  # measures that are shown as points
 
@@ -35,9 +34,7 @@ def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -
     array = np.array(values, float)
     if np.isnan(array).any():
         return None
-    if array.ndim == 2:
-        return over_seeds(array, bounds=bounds)
-    return over_runs(array)
+    return over_seeds(array, bounds=bounds) if array.ndim == 2 else over_runs(array)
 
 
 def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
@@ -104,16 +101,8 @@ def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
         others = [f"{n} {_shown(mean)}" for n, mean in means.items() if n not in ("accuracy", "tokens")]
         sampled, seconds = (np.mean([run[key] for run in runs]) for key in ("sampled", "seconds"))
         numbers = [_shown(base.mean, 100) if base else NONE, _with_bounds(end, 100), f"{means['tokens']:.0f}"]
-        rows.append(
-            [
-                f"`{name}`",
-                arm,
-                *numbers,
-                f"{sampled / 1000:,.0f}",
-                f"{seconds:.0f}",
-                "; ".join(others) or NONE,
-            ]
-        )
+        numbers += [f"{sampled / 1000:,.0f}", f"{seconds:.0f}", "; ".join(others) or NONE]
+        rows.append([f"`{name}`", arm, *numbers])
     return rows
 
 
@@ -162,10 +151,10 @@ def _shown(value: float, scale: int = 1, sign: str = "") -> str:
     return f"{value * scale:{sign}.1f}" if scale == 100 else f"{value:{sign}.3g}"
 
 
-def page(text: str, titles: Sequence[str], results: Path = RESULTS) -> str:
+def page(text: str, titles: Sequence[str]) -> str:
     """A page with new tables."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(titles, results)}\n\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{tables(titles)}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main(_: None, left: list[str]) -> None:

@@ -2,7 +2,7 @@
 
     question ──ask_ROLE──► a role's prompt        lesson(task, rng, skill) ──► (prompt, answer)
 
-A lesson is right as often as `skill` says, like the scripted roles of the built-in workflows.
+A lesson is right as often as `skill`, or a share of its own, says.
 
     python -m experiments.pretrain --config=recipes/words.py:xs --out=configs/bases/recipes-xs
     python -m experiments.pretrain --config=recipes/words.py:more-xs --out=configs/bases/recipes-more-xs

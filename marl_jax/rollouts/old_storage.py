@@ -90,7 +90,8 @@ def _unpack_episode(packed: dict[str, Any], task: Task) -> Episode:
 
 
 def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRecord:
-    history = _history(packed.get("after"), calls) if packed.pop("follows") else ()
+    after = packed.get("after") if packed.pop("follows") else None
+    history = () if after is None else calls[after].prompt_tokens + calls[after].tokens
     return CallRecord(
         **{
             **packed,
@@ -101,10 +102,6 @@ def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRec
             "kept": tuple(map(tuple, packed["kept"])) if "kept" in packed else None,
         }
     )
-
-
-def _history(after: int | None, calls: Sequence[CallRecord]) -> tuple[int, ...]:
-    return () if after is None else calls[after].prompt_tokens + calls[after].tokens
 
 
 def _tuple(text: str, dtype: str) -> tuple[Any, ...]:

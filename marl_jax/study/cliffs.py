@@ -67,11 +67,8 @@ class Course:
 def per_problem(record: Record | None) -> PerProblem | None:
     """An evaluation's accuracy on each problem; None without an evaluation, or if it lacks a number for a problem."""
     values = (record or {}).get("per_problem")
-    if not isinstance(values, list) or not values:
-        return None
-    return (
-        np.array(values, float) if all(type(v) in (int, float) and math.isfinite(v) for v in values) else None
-    )
+    known = isinstance(values, list) and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+    return np.array(values, float) if known and values else None
 
 
 @once

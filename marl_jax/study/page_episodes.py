@@ -157,7 +157,7 @@ def _within(episodes: Sequence[Any], sizes: Mapping[int, int], room: int) -> Seq
 def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, Any]:
     task = episode.task
     facts = {
-        "task": {"id": str(task.id), "question": shortened(task.question), "gold": _text(task.gold)},
+        "task": {"id": str(task.id), "question": shortened(task.question), "gold": _text(task.gold or None)},
         "s": episode.sample,
         "o": episode.outcome,
         "a": _text(episode.answer),

@@ -85,7 +85,7 @@ def alarms(run: Run) -> list[tuple[str, str]]:
 
 
 def breaks(run: Run) -> list[dict[str, Any]]:
-    """Marks for the curves: the first and the last step of each alarm, numbered, and of each kind of loss."""
+    """Marks for the curves: where each alarm, numbered, began first and last; first and last step of each loss."""
     times = [
         (str(number), title, [one.step for one in alarms])
         for number, (title, alarms) in enumerate(_by_title(run), 1)

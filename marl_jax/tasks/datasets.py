@@ -1,6 +1,6 @@
 """The data sets by name, and `load`: name, directory, split -> a sequence of Task.
 
-A data set of files is read from the user's directory (parquet or JSONL in the published schema), or downloaded if no
+A data set of files is read from the user's directory (parquet, JSONL or a JSON list, as published), or downloaded if no
 directory is given. A procedural data set is generated.
 """
 

@@ -1,9 +1,9 @@
 """Endless procedural problems, for models of 0.1 to 2 million parameters.
 
-    split of a problem = sha256(key of the problem) mod 10:  0 test, 1 val, 2..9 train
+    split of a problem = sha256(key of the problem) mod 10:  0 test, 1 val, 2..9 train (keys marked `taught`: train)
 
 So the splits are disjoint for every seed, level and size. A stream is a pure function of (seed, split, levels); it
-repeats problems only in levels that have few.
+repeats problems, often in levels that have few.
 """
 
 import hashlib

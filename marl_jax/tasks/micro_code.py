@@ -190,7 +190,7 @@ def _tests(
 ) -> tuple[dict[str, Any], ...] | None:
     """Tests with enough different results that no constant function passes; None if 20 attempts find none.
 
-    Shown tests begin with the input zero, which reveals the constants of many chains.
+    The first shown input is 0, or a list that begins with 0, which reveals the constants of many chains.
     """
     for _ in range(20):
         inputs = [_input(rng, _kind(chain)) for _ in range(count)]

@@ -64,7 +64,7 @@ def math500(row: Row) -> Fields:
     """problem, solution, answer, subject, level, unique_id."""
     level = _level(row)
     if level is None or not 0 <= level < 1000:
-        raise RowError(f"field 'level' is {row['level']!r}, not a number")
+        raise RowError(f"field 'level' is {row['level']!r}, not a number from 0 to 999")
     subject = optional_text(row, "subject")
     return {
         "question": text(row, "problem"),

@@ -2,11 +2,11 @@
 
     step      37/200 |#####-------------------------|  18%
     now       sampling 212/512 episodes, 410 calls/s, 3120 tokens/s
+    alarms    one choice (aggregator) since step 31
     accuracy  57.8% (50.1 .. 65.2) at step 30, base 42.1%, best 58.3% at step 20
     curve     ▁▅█▇ 42.1% .. 58.3%
     reward    0.55   generator 0.52   aggregator 0.61
     time      8.2 s a step, 61% of it learn, about 22 min left, 3,054 tokens/s
-    alarms    one choice (aggregator) since step 31
 
 Lasting lines (evaluations, new alarms, notes) scroll away above the redrawn ones. The cursor always rests at the start
 of the line below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the view,
@@ -29,7 +29,7 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.terminal.tables import printable, share
 
 BAR = 30
-REDRAW_S = 0.1  # least time between redraws on a terminal
+REDRAW_S = 0.1  # least time between redraws by dispatches
 LINE_S = 10.0  # least time between plain lines of steps
 ROLLOUT_LINE_S = 60.0  # time without output after which a plain line shows the progress of a rollout
 CURVE = "▁▂▃▄▅▆▇█"  # from the lowest to the highest of the last EVALUATIONS

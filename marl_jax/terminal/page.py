@@ -158,10 +158,9 @@ def _policies(config: RunConfig, models: Mapping[str, ModelConfig]) -> Iterator[
         named = ", ".join(f"{key} (frozen)" if key in config.policies.frozen_roles else key for key in roles)
         what = "frozen, served only"
         if policy in trained:
-            what = f"{_count(count)} trainable" + (
-                f" (LoRA, rank {config.policies.lora_rank})" if lora else ""
-            )
-            what += too_many_adapters(config, model, count) if lora else ""
+            what = f"{_count(count)} trainable"
+            if lora:
+                what += f" (LoRA, rank {config.policies.lora_rank}){too_many_adapters(config, model, count)}"
         yield f"{named} -> {policy}: {what}"
 
 

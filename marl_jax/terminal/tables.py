@@ -1,10 +1,10 @@
 """Records of evaluations as a table for a terminal: one line per checkpoint, then one per role and checkpoint.
 
-    checkpoint  accuracy   95% interval  over base, points     95% interval  pass@4  any right
-    base           42.1%  38.0 .. 46.2%                                       63.2%      70.1%
-    100            61.0%  56.8 .. 65.1%              +18.9  +14.0 .. +23.8*   71.9%      78.0%
+    checkpoint  accuracy   95% interval  over base, points     95% interval  pass@4
+    base           42.1%  38.0 .. 46.2%                                       63.2%
+    100            61.0%  56.8 .. 65.1%              +18.9  +14.0 .. +23.8*   71.9%
 
-A star marks an interval that excludes zero.
+A star marks an interval that excludes zero. Columns that do not fit go below.
 """
 
 import textwrap

@@ -2,7 +2,7 @@
 
     text ──read──► Design (bounded in calls) ──play──► calls, results, an answer      no code from a model is ever run
 
-    solve                   one answer by a role of this name; any name will do
+    solve                   one answer by a role of this name; any name but those below
     solve("by parts")       one answer by the given method
     vote(3, X)              X three times, the most common answer
     judge(3, X)             X three times; a judge picks one
@@ -182,7 +182,7 @@ def _design(tokens: collections.deque[tuple[str, str]], depth: int = 1) -> Desig
                 raise DesignError(f"'{name}(' is followed by {content!r}, which cannot be there")
             mark = tokens.popleft() if tokens else ("", "")
             if mark not in (("mark", ","), ("mark", ")")):
-                raise DesignError(f"'{name}(' is never closed: give it a ')'")
+                raise DesignError(f"'{name}(' is never closed, or lacks a ',' inside: add what is missing")
     return _checked(Design(name, tuple(counts), tuple(parts), words))
 
 

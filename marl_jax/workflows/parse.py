@@ -14,7 +14,7 @@ STRATEGY = re.compile(r"^[ \t*#>-]*STRATEGY[ \t]*[0-9]+[ \t*]*:(.*)$", re.MULTIL
 
 
 def pick(text: str, n: int) -> str | None:
-    """The chosen candidate, "1".."n": the boxed number, else the first digit 1..n anywhere in the text."""
+    """The chosen candidate, "1".."n": the boxed number, else the first digit 1..n in the text (if n > 9, number)."""
     number = _number(extract_boxed(text) or "", n)
     if number:
         return number

@@ -115,7 +115,9 @@ class Vllm:
         answers, errors = list[tuple[int, Completion]](), list[EngineGone]()
         for ticket in tickets:
             try:
-                answers.append((ticket, self._result(self._jobs[ticket])))
+                answers.append((ticket, self._jobs[ticket].result()))
+            except TimeoutError:
+                errors.append(self._server.hangs())
             except EngineGone as error:
                 errors.append(error)
         try:
@@ -166,12 +168,6 @@ class Vllm:
     def _send(self, ticket: int) -> None:
         call, limit = self._server.complete, self._server_config.timeout
         self._jobs[ticket] = self._workers.submit(call, *self._sent[ticket], limit_s=limit)
-
-    def _result(self, job: "Future[Completion]") -> Completion:
-        try:
-            return job.result()
-        except TimeoutError:
-            raise self._server.hangs() from None
 
     # -- the server -----------------------------------------------------------------------------------------
 

@@ -234,12 +234,10 @@ def _compared(number: int, judged: Sequence[Test], table: Table | None = None, f
     for against in sorted({one.against for one in tested}, key=ORDER.index):
         verdicts = tally([one for one in tested if one.against == against])
         answer += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
-    if table and table.rows:
-        lacking = [
-            row[0] for row in table.rows if any(near == NONE or UNMATCHED in near for near in row[1:3])
-        ]
-        answer += f"No control in calls, or none in tokens: {', '.join(lacking)}. " if lacking else ""
     tables = [table] if table and table.rows else []
+    rows = [row for one in tables for row in one.rows]
+    lacking = [row[0] for row in rows if any(near == NONE or UNMATCHED in near for near in row[1:3])]
+    answer += f"No control in calls, or none in tokens: {', '.join(lacking)}. " if lacking else ""
     return Finding(question, (answer + falls).rstrip(), doubt, [one.bar for one in tested], tables=tables)
 
 

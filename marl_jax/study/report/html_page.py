@@ -39,7 +39,7 @@ PAGE = Path(__file__).with_name("page")
 
 
 def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write `report.html` and `report.png` into a run's folder, or into `out`; returns the path of the page.
+    """Write `report.html`, `.png` and `.svg` into a run's folder, or into `out`; returns the path of the page.
 
     Evaluations that `experiments.evaluate --out` wrote there are on the page, too.
     """
@@ -56,7 +56,7 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
 
 
 def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> tuple[Path, Study]:
-    """Write the pages of all runs of a study, and `report.html` and `report.png` over all of them at its root.
+    """Write the pages of all runs of a study, and `report.html`, `.png` and `.svg` over all of them at its root.
 
     Returns the path of the page, and the study without the runs that could get no page. With `out`, all pages are
     written there, in folders of the same names.
