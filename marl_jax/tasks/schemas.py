@@ -237,10 +237,10 @@ def assertions(
 ) -> tuple[Test, ...]:
     """Assert statements, or the code of a `check(candidate)`, as tests of `run_program`.
 
-    A call test needs values that JSON can store exactly: a tuple among the arguments would come back as a list. (Among
-    the results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use
-    no other function of the program. What the published `solution` defines is the program's, even under the name of a
-    built-in.
+    A call test needs values that JSON can store exactly: a tuple among the arguments would come back as a list. (In an
+    expected value a list also takes a tuple; test code compares as Python does.) Other asserts stay test code. If an
+    entry point is given, test code may use no other function of the program. What the published `solution` defines is
+    the program's, even under the name of a built-in.
     """
     from marl_jax.rewards.asserts import assert_tests, check_test, free_functions
 

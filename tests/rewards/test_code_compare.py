@@ -143,6 +143,7 @@ def test_subclasses_count_as_their_base():
     assert same_value(collections.OrderedDict(a=1), {"a": 1})
     assert same_value(collections.defaultdict(list, {1: [2]}), {1: [2]})
     assert same_value(Color.RED, 1)
+    assert same_value(collections.ChainMap({1: [2]}, {1: 3, 4: 5}), {1: [2], 4: 5})
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,12 @@ RIGHT = {
         "    assert isinstance(e, InsufficientFunds) and isinstance(e, ValueError) and not isinstance(e, Closed)\n"
         "else:\n    1 / 0",
     ),
+    "exceptions of the standard library": (
+        "import json\nf = json.loads",
+        "import json, queue, unittest\ntry:\n    f('{')\nexcept (queue.Empty, KeyError, json.JSONDecodeError) as e:\n"
+        "    assert e.pos == 1\nelse:\n    1 / 0\n"
+        "with unittest.TestCase().assertRaises(json.JSONDecodeError): f('[')",
+    ),
     "exceptions in unittest": (
         MONEY,
         "import unittest\nt = unittest.TestCase()\nwith t.assertRaises(InsufficientFunds) as caught:\n"
@@ -279,6 +285,14 @@ def test_a_check_may_use_the_programs_objects(what, pool):
 
 WRONG = {
     "another exception": (MONEY, "try:\n    Account().withdraw(1)\nexcept Closed:\n    pass"),
+    "another exception of the standard library": (
+        "import json\nf = json.loads",
+        "import queue\ntry: f('{')\nexcept queue.Empty: pass",
+    ),
+    "an exception that only has the name": (
+        "import json\nf = json.loads",
+        "class JSONDecodeError(Exception): pass\ntry: f('{')\nexcept JSONDecodeError: pass",
+    ),
     "hiding what failed": (MONEY, "with Account(1) as a:\n    assert a.balance == 2"),
     "replacing what failed": (
         MONEY.replace("return True", "raise ValueError"),

@@ -2,10 +2,11 @@
 
 JSON's own types are written as they are, the others as an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
 `{"z": [...]}` frozenset, `{"d": [[key, value], ...]}` dict, `{"b": hex}` bytes, `{"i": hex}` wide int,
-`{"f": "nan"}` float without digits, `{"c": [re, im]}` complex. A subclass (named tuple, Counter) counts as its base.
-`{"o": ...}` refers to an object that is not plain and is not sent; only the two processes of a check use it.
+`{"f": "nan"}` float without digits, `{"c": [re, im]}` complex. A subclass (named tuple, Counter) counts as its base, a
+ChainMap as a dict. `{"o": ...}` refers to an object that is not plain and is not sent; only a check's processes use it.
 """
 
+import collections
 import json
 from typing import Any
 
@@ -63,6 +64,8 @@ def pack(value, depth=0, other=None):
     for tag, container in _CONTAINERS.items():
         if isinstance(value, container):
             return {tag: packed(container.__iter__(value))}
+    if kind is collections.ChainMap:
+        return pack(dict(value), depth, other)
     if isinstance(value, dict):
         return {"d": list(map(packed, dict.items(value)))}
     if isinstance(value, list):

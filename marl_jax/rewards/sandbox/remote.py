@@ -205,7 +205,10 @@ class Link:
 
     def _exception(self, kind):
         if isinstance(kind, tuple):
-            return tuple(map(self._exception, kind))
+            kinds = map(self._exception, kind)
+            return sum((one if isinstance(one, tuple) else (one,) for one in kinds), ())
+        if isinstance(kind, type) and kind.__module__ not in ("builtins", "__main__"):
+            return kind, self.exception(kind.__name__)  # of the standard library, as json.JSONDecodeError
         named = type(kind) is Remote and isinstance(kind._remote_.key, str)
         return self.exception(kind._remote_.key) if named else kind
 
