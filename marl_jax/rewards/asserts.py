@@ -1,7 +1,7 @@
 """Assert-style tests (MBPP, HumanEval) as tests of `run_program`.
 
-`assert f(args) == literal` becomes a call test, which is compared outside the sandbox; anything else stays code and
-becomes a check test.
+Code of asserts `f(args) == literal` alone becomes call tests, which are compared outside the sandbox; any other code
+becomes one check test.
 """
 
 import ast

@@ -97,8 +97,9 @@ def compute(
 ) -> Computed:
     """The value that a function of a program returns in each of two processes, for problems that models write.
 
-    Text, numbers, booleans, None and lists of these are values. Random numbers are the same in every process of the
-    sandbox, so programs that draw them are accepted; programs that return a clock's time or an address are refused.
+    Text, finite numbers, ints below 2**63, booleans, None and lists of these are values. Random numbers are the same in
+    every process of the sandbox, so programs that draw them are accepted; programs that return a clock's time or an
+    address are refused.
     """
     test = CallTest(function, _packed(1, "args", list(args)), "null")
     limits, values = _limits(time_limit_s, memory_limit_mb), list[Any]()
@@ -113,7 +114,8 @@ def compute(
     verdict = (pool or default_pool()).submit(runs).result()
     if not verdict.passed:
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
-    refusal = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
+    allowed = "text, finite numbers, ints below 2**63, booleans, None and lists of these"
+    refusal = Computed(reason=f"it returns other things than {allowed}")
     try:
         (first, second), is_plain = map(plain.dumps, values), _is_plain(values[0])
     except (ValueError, RecursionError):  # an infinite number, or lists too deep, in a forged answer
@@ -191,10 +193,8 @@ class CheckTest:
         """None if the test code runs to its end, else why it does not."""
         program_zygote, check_zygote = seat.zygotes(2)
         limits = dataclasses.replace(limits, result_bytes=limits.file_bytes)
-        check = {
-            **{"mode": "check", "source": self.check, "setup": self.setup},
-            **{"names": self.functions, "named": self.named},
-        }
+        check: dict[str, Any] = {"mode": "check", "source": self.check, "setup": self.setup}
+        check |= {"names": self.functions, "named": self.named}
         used = False
         with (
             Process(program_zygote, {"mode": "serve", "source": source}, limits, commands=True) as program,
@@ -289,7 +289,7 @@ def _expect(number: int, test: Mapping[str, Any], kind: Any, *names: str) -> Non
     for name in names:
         if not isinstance(test[name], kind):
             raise ValueError(
-                f"test {number}: {name} is {type(test[name]).__name__}, expected {getattr(kind, '__name__', 'list')}"
+                f"test {number}: {name} is {type(test[name]).__name__}, expected {'str' if kind is str else 'list'}"
             )
 
 

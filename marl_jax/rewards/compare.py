@@ -68,10 +68,6 @@ def _tagged(packed: Any) -> _Tagged:
     raise ValueError("not a packed value")
 
 
-class _TooMuch(ValueError):
-    """The search for a pairing has reached its bound."""
-
-
 class _Comparison:
     """One comparison, with the remaining budget of its search for pairings."""
 
@@ -82,7 +78,7 @@ class _Comparison:
     def same(self, actual: _Tagged, expected: _Tagged) -> bool:
         self.budget -= self.searches > 0
         if self.budget < 0:
-            raise _TooMuch
+            raise ValueError("the search for a pairing has reached its bound")
         (kind, body), (expected_kind, expected_body) = actual, expected
         if kind != expected_kind:
             return False

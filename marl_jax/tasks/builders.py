@@ -3,7 +3,7 @@
     files or streams of tasks ──► TaskBuilder ──► array_record ──► Tasks
 
 This is the only file that uses tensorflow-datasets; TensorFlow itself is never imported. The folder of a prepared
-data set is named by a hash of its inputs, so a changed file, seed or setting gets a new folder.
+data set is named by a hash of all that its rows depend on, so a change of it gets a new folder.
 """
 
 import contextlib

@@ -40,7 +40,6 @@ class Source:
     urls: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # published split -> files
     folder: str = ""  # folder of the data files in the published repository
     test: int | float = 0.1  # rows, or share of rows, held out of train if no test split is published
-    only: str = ""  # the split that all rows belong to, if there is only one
     split_of: Callable[[Row], str] | None = None  # the split of a row, if rows state it and not file names
     study_rows: int = 0  # number of rows in the study, whose splits follow from exactly this number
     repeated: Callable[[Row], str | None] | None = None  # key of a row; only the first row with a key counts
@@ -86,14 +85,12 @@ SOURCES: dict[str, Source] = {
         schemas.math500,
         "500 competition problems of MATH; for tests",
         {"test": (_HUB.format("HuggingFaceH4/MATH-500", "test.jsonl"),)},
-        only="test",
     ),
     "aime24": Source(
         "math",
         schemas.aime,
         "the 30 problems of AIME 2024; for tests",
         {"test": (_HUB.format("HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet"),)},
-        only="test",
     ),
     "aime25": Source(
         "math",
@@ -104,7 +101,6 @@ SOURCES: dict[str, Source] = {
                 _HUB.format("opencompass/AIME2025", f"aime2025-{part}.jsonl") for part in ("I", "II")
             )
         },
-        only="test",
     ),
     "mbpp": Source(
         "code",
@@ -119,7 +115,6 @@ SOURCES: dict[str, Source] = {
         schemas.humaneval,
         "164 Python functions to complete; for tests",
         {"test": (_RAW.format("openai/human-eval/master/data/HumanEval.jsonl.gz"),)},
-        only="test",
     ),
     "jsonl": Source(None, schemas.generic, "your rows in data.directory: question, and gold or tests"),
 }
@@ -263,11 +258,12 @@ def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
 def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
     """{published split: its files in a directory}, by the split in their names; names without one are of train."""
     paths = list_files(Path(os.path.expanduser(directory)), source.folder)
-    if source.only:  # a clone of the repository may have examples next to the data
+    only = "test" if set(source.urls) == {"test"} else ""  # a data set of a test split alone
+    if only:  # a clone of the repository may have examples next to the data
         bare = lambda name: name.rpartition("/")[2].removesuffix(".gz")
         names = {bare(url) for urls in source.urls.values() for url in urls}
         paths = [path for path in paths if bare(path.name) in names] or paths
-    splits = [source.only or named_split(path) or "train" for path in paths]
+    splits = [only or named_split(path) or "train" for path in paths]
     evaluation = "test" if {*splits} - {"eval"} else "train"  # eval files are train if there are no others
     files: dict[str, list[Path]] = {}
     for path, split in zip(paths, splits):

@@ -80,12 +80,10 @@ _PROBES: Mapping[str, list[Any]] = {
 
 def draw(rng: random.Random, level: int, accept: Callable[[str], bool]) -> Task:
     """A problem of the level with a key that `accept` accepts, described in words or by examples."""
-    task = None
-    while task is None:
+    while True:
         chain = tuple(_step(rng, table) for table in rng.choice(_CHAINS[level]))
-        if not _dull(chain) and accept(_key(chain)):
-            task = _task(level, chain, rng)
-    return task
+        if not _dull(chain) and accept(_key(chain)) and (task := _task(level, chain, rng)):
+            return task
 
 
 def key(task: Task) -> str:
@@ -240,7 +238,7 @@ def _key(chain: tuple[Step, ...]) -> str:
 
 
 def _dull(chain: tuple[Step, ...]) -> bool:
-    """Whether a chain ignores its input or returns it unchanged."""
+    """Whether a chain returns its input unchanged, or fewer than four different results on the probes."""
     outputs = _outputs(chain)
     return outputs == _PROBES[_kind(chain)] or len(set(map(str, outputs))) < 4
 

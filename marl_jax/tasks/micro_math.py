@@ -3,8 +3,9 @@
     37+48=?       7+8=15, 3+4+1=8, \\boxed{85}
     3x+5=26, x=?  3x=26-5=21, x=21/3=7, \\boxed{7}
 
-Levels: 1 sums and differences below 100; 2 the same up to 1000, of any sign; 3 three terms; 4 products with one
-digit; 5 linear equations. A slip is one wrong step (a lost carry, a wrong digit or sign); later steps build on it.
+Levels: 1 sums and differences of numbers below 100; 2 of numbers below 1000, of any sign; 3 three terms; 4 products
+with one digit; 5 linear equations. A slip is one wrong step (a lost carry, a wrong digit or sign); later steps build
+on it.
 """
 
 import random

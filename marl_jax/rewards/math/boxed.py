@@ -21,7 +21,7 @@ _BARE = re.compile(r"(?:[^\s${}\\]|\\[A-Za-z]+|\\[^A-Za-z\s]|\{[^{}$\n]*\}){1,20
 def extract_boxed(text: str) -> str | None:
     r"""The content of the last complete box, stripped; None when there is no box or it is empty.
 
-    `\boxed 5` (no braces) reads up to the next white space.
+    `\boxed 5` (no braces) reads up to white space, $ or an unmatched brace, without punctuation at its end.
     """
     names = collections.deque(_NAME.finditer(text), MAX_BOXES)
     commands = (_COMMAND.match(text, match.start()) for match in reversed(names))

@@ -85,8 +85,8 @@ def equivalent(answer: str, gold: str) -> bool:
 
     Values are compared exactly, never rounded. A unit may be left out but not changed; 50\% equals 0.5 and, as
     is usual in data sets, 50. Bare lists and sets have no order, tuples do; ends of intervals count. A label
-    (x = 5) may be left out. If the gold answer is a number, plain numbers joined by + - * / (2 + 3) are no answer, but
-    powers, roots, binomials and \frac are (2^{10} - 1).
+    (x = 5) may be left out. If the gold answer is a number, plain numbers joined by + - * (2 + 3) are no answer, but
+    quotients, powers, roots, binomials and \frac are (6/2, 2^{10} - 1).
     """
     if (verdict := _without_algebra(answer, gold)) is not None:
         return verdict

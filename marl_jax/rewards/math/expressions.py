@@ -46,10 +46,8 @@ def evaluate(tree: Tree, point: int) -> Value:
     values = [evaluate(part, point) for part in (tree[2:] if kind == "f" else tree[1:])]
     try:
         return _apply(kind if kind != "f" else tree[1], values)
-    except OverflowError as error:
+    except (OverflowError, TooBig) as error:
         raise TooBig from error
-    except TooBig:
-        raise
     except (ArithmeticError, TypeError, ValueError) as error:
         raise NoValue from error
 
@@ -155,7 +153,7 @@ def multiply(factors: list[Tree]) -> Tree:
 
 
 def power(base: Tree, exponent: Tree) -> Tree:
-    """The power: computed if it is a number of bounded size, and roots reduced if they are exact."""
+    """The power: computed if it is exact and of bounded size; square roots of numbers are reduced."""
     if exponent == ONE:
         return base
     if exponent[0] == "n" and base[0] == "n":

@@ -213,7 +213,7 @@ class _Parser:
         return tree
 
     def argument(self) -> Tree:
-        r"""The argument of ^, _ or a command: a group, a signed number, or a single token (\frac12)."""
+        r"""The argument of ^ or a command: a group, or a number, letter or command, signed or not (2^10 is 2^{10})."""
         sign = self.sign()
         tree = self.group() if self.next() == "{" else self.base()
         return tree if sign > 0 else multiply([number(-1), tree])

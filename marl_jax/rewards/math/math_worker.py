@@ -19,7 +19,8 @@ import sys
 from typing import Any
 
 MEMORY_LIMIT = 1 << 30
-DIGITS = 50  # constants are equal if they agree to this many digits plus twice those of their longest number
+# Constants are computed to this many digits plus twice those of their longest number; all but ten must agree.
+DIGITS = 50
 
 FORBIDDEN = (  # prefixes of audit events
     *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "os.remove", "os.rename"),
@@ -160,7 +161,7 @@ def _build(tree: list):
 
 
 def _longest(tree: list) -> int:
-    """The length of the longest number in a tree, in hexadecimal digits."""
+    """At least the hexadecimal digits of the longest number in a tree."""
     return max((_longest(part) if isinstance(part, list) else len(part) for part in tree), default=0)
 
 

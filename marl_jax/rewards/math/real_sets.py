@@ -27,7 +27,9 @@ def combine(sign: str, sets: tuple[Node, ...]) -> Node | None:
     pieces = [piece for operand in operands for piece in operand]
     names = {piece[4] for piece in pieces if piece[4]}
     ends = _sorted({end[1] for piece in pieces for end in piece[3]})
-    if not all(operands) or not ends or len(names) > 1 or any(_reversed(piece, ends) for piece in pieces):
+    if not all(operands) or not ends or len(names) > 1:
+        return None
+    if any(ends.index(low[1]) > ends.index(high[1]) for *_, (low, high), _ in pieces):  # a reversed interval
         return None
     cells = functools.reduce(_OPERATIONS[sign], (_cells(operand, ends) for operand in operands))
     runs = list(_runs(cells, ends, "".join(names)))
@@ -82,11 +84,6 @@ def _value(end: Tree) -> Fraction | float:
     if variables(end) or (isinstance(value, complex) and abs(value.imag) > 1e-12):
         raise NoValue
     return value if isinstance(value, Fraction) else value.real
-
-
-def _reversed(piece: Node, ends: list[Tree]) -> bool:
-    low, high = piece[3]
-    return ends.index(low[1]) > ends.index(high[1])
 
 
 def _cells(pieces: tuple[Node, ...], ends: list[Tree]) -> set[int]:

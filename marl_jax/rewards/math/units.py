@@ -2,7 +2,7 @@
 
 Two spellings of one unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit still
 count as a unit if they look like a counted thing: a plural noun alone (12 apples) or before `per` or `of`, or a noun
-after these. Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the complete answer a text.
+after these. Anything else (5 at most, 2 negative) is no unit, which makes the complete answer a text.
 """
 
 import re
@@ -182,20 +182,15 @@ _ABBREVIATIONS = """
     rad=radian Hz=hertz N=newton J=joule W=watt V=volt K=kelvin kN=kilonewton kJ=kilojoule am=am pm=pm
     GPa=gigapascal mT=millitesla mV=millivolt kV=kilovolt mW=milliwatt pF=picofarad nF=nanofarad nC=nanocoulomb
     mH=millihenry pc=parsec kpc=kiloparsec Mpc=megaparsec arcsec=arcsecond arcmin=arcminute dB=decibel ly=lightyear
+    people=person men=man women=woman children=child eur=euro Rs=rupee celsius=degreeC fahrenheit=degreeF
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
 UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter) == 1}
 # Not among UNIT_LETTERS, because \text{C} is also a choice.
 SPACED_LETTERS = {"A": "ampere", "C": "coulomb", "T": "tesla", "F": "farad", "H": "henry"}
 _ALIASES |= SPACED_LETTERS
-_ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
-_ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
-_ALIASES |= {
-    "mph": "mile per hour",
-    "mpg": "mile per gallon",
-    "kph": "kilometer per hour",
-    "kmh": "kilometer per hour",
-}
+_ALIASES |= {"mph": "mile per hour", "mpg": "mile per gallon"}
+_ALIASES |= dict.fromkeys(("kph", "kmh"), "kilometer per hour")
 _IN_CHINESE = """
     元=yuan 毫米=millimeter 厘米=centimeter 米=meter 千米=kilometer 公里=kilometer 平方厘米=centimeter^2
     平方米=meter^2 平方千米=kilometer^2 立方厘米=centimeter^3 立方米=meter^3 毫升=milliliter 升=liter 克=gram
@@ -207,12 +202,10 @@ _IN_CHINESE = """
 _CHINESE_UNITS = dict((pair if "=" in pair else f"{pair}={pair}").split("=") for pair in _IN_CHINESE.split())
 _CHINESE = re.compile(rf"(?<=[\d)}}])\s*(?P<unit>{'|'.join(_CHINESE_UNITS)})$")
 _COUNTED = """
-    unit gallon quart pint cup teaspoon tablespoon ton tonne acre hectare week day month decade century night cent yen
-    penny nickel dime euro pound rupee peso yuan revolution rpm ampere ohm kilowatt megawatt calorie pascal atmosphere
-    mole coulomb tesla bit byte kilobyte megabyte gigabyte dollar degree radian mouse mice goose
-    geese fish sheep deer dice series species way point solution root pair piece block student
-    boy girl friend team game question problem page book box bag bottle ticket coin card ball egg apple orange cookie
-    triangle circle digit number integer value term side edge vertex vertices face diagonal angstrom erg light ppm psi
-    bpm
+    unit quart pint cup ton tonne acre hectare day month decade century night cent yen penny nickel dime peso yuan
+    revolution rpm ohm megawatt bit byte kilobyte megabyte gigabyte mouse mice goose geese fish sheep deer dice series
+    species way point solution root pair piece block student boy girl friend team game question problem page book box
+    bag bottle ticket coin card ball egg apple orange cookie triangle circle digit number integer value term side edge
+    vertex vertices face diagonal angstrom erg light ppm psi bpm
 """
 _KNOWN = {*_ALIASES.values(), *_COUNTED.split()} - {*_JOINTS}

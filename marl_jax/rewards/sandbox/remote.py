@@ -182,7 +182,7 @@ class Link:
         return Remote(_Facts(self, name, ["type"], own=True))
 
     def ask(self, operation, /, *args, **kwargs):
-        """Have the program perform the operation; returns its result, or raises its exception as a builtin one."""
+        """Have the program perform the operation; returns its result, or raises its exception as `_raised` makes it."""
         return plain.unpack(self._answer(operation, args, kwargs), self._remote)
 
     def make(self, operation, /, *args, **kwargs):
@@ -194,10 +194,8 @@ class Link:
 
     def helpers(self):
         """Names that test code gets in addition to those of the program."""
-        return {
-            **{_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))},
-            _EXCEPTION: self._exception,
-        }
+        own_id = lambda value: id(self._identity(value))
+        return {_IDENTITY: self._identity, _EXCEPTION: self._exception, "id": own_id}
 
     def exception(self, name):
         """The stand-in for the program's class of exceptions of this name."""

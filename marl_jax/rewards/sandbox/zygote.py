@@ -1,9 +1,9 @@
 """A process that isolates itself once and then forks one isolated process per request, in milliseconds.
 
 It is started as a script in a bare interpreter (`python -S -P zygote.py FD isolated`, or `unsafe` in the place of
-`isolated`) and speaks fixed-size messages over one socket. Programs, inputs and outputs go through pipes directly
-between the caller and the child, so a zygote has nothing in its memory that a later child could find there. It ends
-when the socket closes.
+`isolated`) and speaks fixed-size messages over one socket. Programs and inputs come in a file in memory
+that only the child reads, outputs leave through pipes, so a zygote has nothing in its memory that a later child could
+find there. It ends when the socket closes.
 """
 
 import _sitebuiltins
