@@ -43,4 +43,5 @@ def test_both_roads_raise_accuracy_alike(tmp_path):
         apart = over_seeds(compiled[step] - hosted[step], bounds=(-1.0, 1.0))
         print(f"step {step}: {hosted[step].mean():.3f} hosted, {compiled[step].mean():.3f} compiled, {apart}")
         # One run in a thousand would be refused by chance; a road that learned a quarter less would be, too.
-        assert p_value(compiled[step] - hosted[step]) > 1e-3 and abs(apart.mean) < gain.mean / 4
+        p = p_value(compiled[step] - hosted[step])  # None: all answers are equal
+        assert (p is None or p > 1e-3) and abs(apart.mean) < gain.mean / 4
