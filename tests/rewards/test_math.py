@@ -759,12 +759,33 @@ SAME = {
         (r"101_\text{two}", "101_2"),
         ("101_{(2)}", "101_2"),
         (r"101 \text{ (base 2)}", "101_2"),
+        (r"101 \text{ in base }2", "101_2"),
         ("13_{10}", "13"),
         ("13", r"13_{\text{ten}}"),
+    ],
+    "families in words, units in brackets": [
+        (r"x=\frac{\pi}{2}+2n\pi\text{ for any integer }n", r"x=\frac{\pi}{2}+2\pi k, k\in\mathbb{Z}"),
+        (r"x=n\pi, \text{ where } n \text{ is an integer}", r"x=k\pi, k\in\mathbb{Z}"),
+        (r"x=n\pi\ (n\text{ is an integer})", r"x=k\pi, k\in\mathbb{Z}"),
+        (r"a_n=2n+1\text{ for all positive integers }n", "a_n=2n+1"),
+        ("12", r"12(\text{cm}^2)"),
+        ("60", r"60(\mathrm{km}/\mathrm{h})"),
+        ("20", r"20\left(\mathrm{~km}\right)"),
+        ("10", r"10 \text{ (people)}"),
+        (r"\mathbb{R}_{>0}", r"(0,\infty)"),
+        ("60˚", "60"),
     ],
 }
 
 DIFFERENT = {
+    "families in words, units in brackets": [
+        (r"x=n\pi\text{ for any odd integer }n", r"x=k\pi, k\in\mathbb{Z}"),
+        (r"x=n\pi\text{ for any positive integer }n", r"x=k\pi, k\in\mathbb{Z}"),
+        (r"x=n\pi\text{ for any integer }k", r"x=k\pi, k\in\mathbb{Z}"),
+        (r"12\text{ m}", r"12(\text{cm}^2)"),
+        (r"20\text{ (approximately)}", "20"),
+        (r"101\text{ base }3", "101_2"),
+    ],
     "formulas, degrees, labels and identities": [
         (r"\int_0^1 2f", r"\int_0^{12} f"),
         (r"\sum_{k=0}^n k", r"\sum_{k=0}^n k!"),

@@ -439,7 +439,7 @@ def is_asked(text: str, value: str = "") -> bool:
 
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASE = re.compile(
-    r"\(?(?P<digits>[0-9A-Z]{1,200})\)?(?: ?_[ {(]*| ?\( ?base )"
+    r"\(?(?P<digits>[0-9A-Z]{1,200})\)?(?: ?_[ {(]*| ?\( ?base | (?:in )?base )"
     rf"(?P<base>[2-9]|[12]\d|3[0-6]|{'|'.join(_BASES)})[ )}}]*"
 )
 

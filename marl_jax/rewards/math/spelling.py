@@ -17,6 +17,9 @@ def clean(text: str) -> str:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if any(mark in text for mark in "\\$~"):
         text = _CASES.sub(r"\\begin{cases}\2\\end{cases}", text)
+        text = _BRACKETED_UNIT.sub(
+            lambda match: f" {match[1]}" if match[1] else rf"\text{{ {match[2]}}}", text
+        )
         text = _UNIT_FRACTION.sub(r"\1/\2", _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text)))
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         text = _PRICE.sub(r"\1¤", text).replace("$", "")
@@ -47,6 +50,7 @@ def clean(text: str) -> str:
     text = _RATIO.sub(r"\1:\2", text)
     if (match := _FOR_ALL.fullmatch(text)) is not None:
         text = match["function"]
+    text = _INTEGERS.sub(_in_integers, text)
     if (match := _FAMILY.fullmatch(text)) is not None:
         text = _family(**match.groupdict())
     head, _, condition = text.rpartition("(")  # y = x^2 (x > 0)
@@ -108,6 +112,11 @@ def _family(body: str, name: str, numbers: str, positive: str | None) -> str:
     if not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", body):
         body, name = index.sub("k", body), "k"
     return rf"{body}, {name} \in {'N^+' if positive else numbers}"
+
+
+def _in_integers(match: re.Match) -> str:
+    name, positive = match["after"] or match["before"], match["p"] or match["q"]
+    return rf", {name} \in Z{'^+' if positive else ''}"
 
 
 def _repeating(match: re.Match) -> str:
@@ -196,7 +205,7 @@ _UNICODE_TABLE = r"""
     \sqrt  √
     \sqrt[3] ∛
     \sqrt[4] ∜
-    ^\circ ° º
+    ^\circ ° º ˚
     angstrom Å
     \le    ≤ ⩽ ≦
     \ge    ≥ ⩾ ≧
@@ -262,6 +271,11 @@ _UNIT_FRACTION = re.compile(
 _LETTER_UNIT = re.compile(
     rf"(?<=[\d)}}! ,;:])\\(?:text|mathrm|rm)\s*\{{\s*(?P<letter>[{''.join(UNIT_LETTERS)}])\s*\}}(?=[\s^{{}}\d.-]*$)"
 )
+_SOME_NAME = r"\\(?:text|mathrm)\s*\{[^{}()]*\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
+_BRACKETED_UNIT = re.compile(  # 5(\text{cm}^2), 5\text{ (cm)}
+    rf"(?<=[\d}} ])\s*(?:\\left\s*)?\(\s*((?:{_SOME_NAME}\s*/?\s*)+)(?:\\right\s*)?\)(?=[\s$.]*$)"
+    r"|(?<=[\d}])\s*\\text\s*\{\s*\(([A-Za-z/ ]{1,30})\)\s*\}(?=[\s$.]*$)"
+)
 _REMOVED = re.compile(r"(?<=[)\]}])\s*-\s*(?=\\\{)")
 _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
@@ -284,12 +298,18 @@ _FAMILY = re.compile(
     r"(?P<body>[^|]*[^|,;(\s])\s*(?:[,;]\s*|\(\s*|(?=for |where ))(?:(?:for|where) )?(?:all |any )?"
     r"(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*)?\{?\s*(?P<numbers>[NZ])\s*\}?\s*(?P<positive>[_^]\s*\{?\s*[*+]\s*\}?)?\s*\)?"
 )
+_INTEGERS = re.compile(  # x = n\pi for any integer n; where n is an integer; (n is an integer)
+    r"[,;]? ?\(?(?:(?:for|where|some|any|all|every|each) )*"
+    r"(?:(?P<p>positive )?integers? (?P<after>[a-z])"
+    r"|(?P<before>[a-z]) (?:is )?an(?:y| arbitrary)? (?P<q>positive )?integer) ?\)?$"
+)
 _EVERY = (
     r"[,;]? ?(?:for (?:all|every|any|\(-\\infty,\\infty\))|\\forall) "
     r"(?:(?:real|rational|positive|natural|integers?|numbers?|reals) )*"
 )
 _IN_NUMBERS = (
-    r" ?\\in ?(?:\((?:-\\infty|0),\\infty\)|(?:\\mathbb ?)?\{? ?[NZQ] ?\}?(?: ?[_^] ?\{? ?[*+] ?\}?)?)"
+    r" ?\\in ?(?:\((?:-\\infty|0),\\infty\)|(?:\\mathbb ?)?\{? ?[NZQ] ?\}?"
+    r"(?: ?[_^] ?\{? ?(?:[*+]|> ?0) ?\}?)?)"
 )
 _FOR_ALL = re.compile(  # f(x) = x for all real x
     r"(?P<function>[A-Za-z]\( ?(?P<name>[a-z]) ?\) ?=.*[^,; ])"
@@ -314,7 +334,8 @@ _BOLD_SET = re.compile(  # a C alone is a choice
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"
     r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
-    r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*\+\s*\}))?)|\\[A-Za-z]+|\\[^A-Za-z]|~"
+    r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))(?P<positive>\s*[_^]\s*(?:\+|\{\s*(?:\+|>\s*0)\s*\}))?)"
+    r"|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(_PLAIN)})(?![A-Za-z])", re.IGNORECASE | re.ASCII)
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
