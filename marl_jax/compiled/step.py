@@ -199,10 +199,13 @@ def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> n
 
 def problems(config: RunConfig, *, seed: int | None = None) -> Iterator[Sequence[Task]]:
     """The problems of step 1, 2, .. of the hosted run, as `to_host` takes them."""
-    train = load_tasks(config.data, "train")
+    yield from _batches(config, load_tasks(config.data, "train"), config.seed if seed is None else seed)
+
+
+def _batches(config: RunConfig, train: Sequence[Task], seed: int) -> TaskIterator:
     if config.data.problems > len(train):  # a problem twice in a batch would have the same noise twice
         raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
-    yield from TaskIterator(train, config.data.problems, Position(seed=config.seed if seed is None else seed))
+    return TaskIterator(train, config.data.problems, Position(seed=seed))
 
 
 def batches(
@@ -210,8 +213,9 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, Tasks]]:
     """(key, tasks) of step 1, 2, ..: the problems and the noise of the hosted run."""
     cast, seed = cast_of(config, parts), config.seed if seed is None else seed
-    width = max(len(task.question) for task in load_tasks(config.data, "train"))
-    for step, tasks in enumerate(problems(config, seed=seed), 1):
+    train = load_tasks(config.data, "train")
+    width = max(len(task.question) for task in train)
+    for step, tasks in enumerate(_batches(config, train, seed), 1):
         yield noise_words(cast, tasks, seed=seed, step=step), tasks_of(cast, tasks, width)
 
 

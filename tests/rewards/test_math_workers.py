@@ -113,6 +113,8 @@ def run(program: str, **more) -> subprocess.CompletedProcess:
         "x=" * 400,
         "aa " * 300 + "!",
         "5 " + "aa " * 300 + "!",
+        "5(" + r"\text{a} " * 100,
+        "5 for any " * 95,
         "a-" * 490,
         "x" + "'" * 900 + "=6",
         ",".join(f"x^{{{i}}}!" for i in range(100)),

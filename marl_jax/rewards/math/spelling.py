@@ -273,7 +273,7 @@ _LETTER_UNIT = re.compile(
 )
 _SOME_NAME = r"\\(?:text|mathrm)\s*\{[^{}()]*\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 _BRACKETED_UNIT = re.compile(  # 5(\text{cm}^2), 5\text{ (cm)}
-    rf"(?<=[\d}} ])\s*(?:\\left\s*)?\(\s*((?:{_SOME_NAME}\s*/?\s*)+)(?:\\right\s*)?\)(?=[\s$.]*$)"
+    rf"(?<=[\d}} ])\s*(?:\\left\s*)?\(\s*((?:{_SOME_NAME}\s*(?:/\s*)?)+)(?:\\right\s*)?\)(?=[\s$.]*$)"
     r"|(?<=[\d}])\s*\\text\s*\{\s*\(([A-Za-z/ ]{1,30})\)\s*\}(?=[\s$.]*$)"
 )
 _REMOVED = re.compile(r"(?<=[)\]}])\s*-\s*(?=\\\{)")
