@@ -165,7 +165,7 @@ def run(
         of_seed = compared(recipe, configs, folder)
         record["runs"].append(of_seed)
         record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
-        if not arms:
+        if not arms and not _has_more_runs(written, record):
             written.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(written, json.dumps(record) + "\n")
         shown = {
@@ -176,6 +176,11 @@ def run(
     for row in claim_rows(name, recipe, record):
         print(" | ".join(row))
     return record
+
+
+def _has_more_runs(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a file has results of more seeds, which this record must not replace."""
+    return path.exists() and len(json.loads(path.read_text())["runs"]) > len(record["runs"])
 
 
 def main(_: None, left: list[str]) -> None:

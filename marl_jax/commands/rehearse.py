@@ -8,6 +8,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.planning.walks import unset_settings
 from marl_jax.pretraining.taught import untaught_warning
 from marl_jax.rewards.grading import RIGHT
+from marl_jax.rewards.own_metric import with_outcomes
 from marl_jax.rollouts import prompts_of, transcript
 from marl_jax.runs.loading.play import load_all, make_service, planned_engine, play_graded, player_of
 from marl_jax.runs.loading.stored import on_one_device
@@ -30,6 +31,8 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)
     with contextlib.closing(service):
         table = play_graded(player_of(config, parts, service), tasks, samples, config.seed)
+    if parts.metric is not None:
+        table = with_outcomes(table, parts.metric)
     decode, episodes = parts.decoders, table.episodes()
     for episode in episodes:
         verdict = "right" if episode.outcome >= RIGHT else "wrong"

@@ -30,6 +30,7 @@ from marl_jax.workflows import find
 
 OF_FILES = ("directory", "bad_rows")  # fields of `data` for data sets read from files
 DRAWN = ("train_size", "test_size")  # fields of `data` for procedural data sets
+COLDEST = 1e-3  # temperature; below it tokens are the likeliest, whatever the logits
 # {field: (another field, its value without which the first has no effect)}
 NEEDED = {
     "learner.updates_fixed": ("learner.updates", "fixed"),
@@ -221,10 +222,10 @@ def _sampling(config: RunFields) -> Problems:
                 f"role_sampling.{role}.top_k=64, or leave min_new_tokens 0"
             )
     for role, settings in config.role_settings.items():
-        if config.steps and role not in frozen and settings.temperature == 0:
+        if config.steps and role not in frozen and settings.temperature < COLDEST:
             yield (
-                f"role '{role}' samples at temperature 0: nothing can be learned from the one answer it gives; "
-                "raise the temperature, or freeze the role"
+                f"role '{role}' samples at temperature {settings.temperature:g}: nothing can be learned from the one "
+                "answer it gives; raise the temperature, or freeze the role"
             )
 
 
@@ -323,6 +324,8 @@ def _singletons(config: RunFields) -> Problems:
     kinds = {phase.objective or config.learner.loss.kind for phase in config.phases}
     if not config.steps or (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
         return  # nothing is learned, or the loss compares no calls
+    if is_own(config.advantages.estimator):
+        return  # it may compare what it likes
     by_group = config.advantages.estimator != "agent"
     if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
         return

@@ -195,7 +195,18 @@ def cells_of(spec: str) -> list[str]:
 
 def sets_of(spec: str) -> dict[str, list[str]]:
     """{name of a set: its cells}, from FILE's `SETS`; a matrix runs the first by default."""
-    return {name: list(cells) for name, cells in getattr(_load_module(spec)[0], "SETS", {}).items()}
+    module, file, _ = _load_module(spec)
+    sets, known = {name: list(cells) for name, cells in getattr(module, "SETS", {}).items()}, cells_of(spec)
+    problems = [
+        f"--config={spec}: SETS of '{file}' has '{cell}' in '{name}', which is none of its CELLS"
+        f"{fields.nearest(cell, known)}"
+        for name, cells in sets.items()
+        for cell in cells
+        if cell not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return sets
 
 
 def _is_cell(name: Any) -> bool:

@@ -176,13 +176,11 @@ def own_work(table: Table) -> tuple[Any, Any]:
         sums = np.bincount(in_tree, np.where(known, value, 0.0), len(table))
         return sums / np.maximum(counts, 1), counts > 0
     xp = namespace(table)
-    rows, _, right = _shown(table)
+    rows, solved, right = _shown(table)
     last_right, any_solved = last_answer_read(table)
-    # A pick that cannot be read counts as the first candidate.
-    pick = xp.where(
-        (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
-    )
-    picked = xp.take_along_axis(right, pick[:, None], axis=1)[:, 0]
+    # Candidates are the solvers' answers that it read, from 1; a pick that cannot be read counts as the first.
+    pick = xp.where((table.choice >= 1) & (table.choice <= solved.sum(axis=1)), table.choice, 1)
+    picked = (right & (xp.cumsum(solved, axis=1) == pick[:, None])).any(axis=1)
     # A solver counts once for a plan that it read several times.
     earlier = xp.tri(table.reads.shape[1], k=-1, dtype=bool)
     repeated = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)

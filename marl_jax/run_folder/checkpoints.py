@@ -202,6 +202,8 @@ class Checkpoints:
     def _prune(self) -> None:
         saved = steps(self.directory)
         keep = set(saved[-self._latest :])
+        # One whose seal cannot be read now may be the best.
+        keep |= {step for step in saved if not is_sealed(self.directory / str(step))}
         if self._best and (best := best_of(self.directory, saved)) is not None:
             keep.add(best)
         if self._keep_every:
@@ -238,10 +240,14 @@ def restore(
     if which == "latest":
         return _load_newest(directory, templates)[:2]
     step = best_of(directory, saved) if which == "best" else which
+    unread = [str(step) for step in saved if not is_sealed(directory / str(step))] if which == "best" else []
     if step is None:
+        reason = f"checkpoints with a damaged seal ({', '.join(unread)}) may be" if unread else "so none is"
         raise CheckpointError(
-            f"no checkpoint in '{directory}' was evaluated by the run itself, so none is the best: use latest"
+            f"no checkpoint in '{directory}' was evaluated by the run itself, {reason} the best: use latest"
         )
+    if unread:
+        logging.warning("best: checkpoint %s is left out, since its seal is damaged", ", ".join(unread))
     if step not in saved:
         existing = ", ".join(map(str, saved))
         raise CheckpointError(f"there is no checkpoint of step {step} in '{directory}'; there is: {existing}")

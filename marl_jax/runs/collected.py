@@ -18,6 +18,7 @@ from absl import logging
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.episodes import Episode
+from marl_jax.learning.estimators.worth import ROW_COLUMNS
 from marl_jax.policies import policy_of
 from marl_jax.rewards.families import as_response
 from marl_jax.rollouts import Chat, read_episodes
@@ -110,6 +111,8 @@ def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
                 "calls of a run with its tokenizer, or set the phase's flatten, which learns from texts"
             )
     policies = tuple(dict.fromkeys(names))
+    # Weights and clip ranges of rows were made by the other run's settings.
+    table = table.replace(**dict.fromkeys(ROW_COLUMNS))
     return table.replace(policies=policies, policy=np.array([policies.index(n) for n in names], np.int32))
 
 

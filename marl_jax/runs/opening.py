@@ -41,6 +41,7 @@ from marl_jax.run_folder.folder import (
     FolderError,
     begin,
     differences,
+    enclosing_run,
     has_results,
     open_folder,
     read,
@@ -113,6 +114,9 @@ def open_runs(
     def opened() -> list[Path]:
         places = folders_of(config, workdir)
         _check_seeds(config, workdir)
+        new = [place for place in places if not (place / CONFIG).exists()]
+        for around in filter(None, (enclosing_run(place.parent) for place in new)):
+            raise FolderError(f"--workdir={workdir} lies in the run '{around}': choose another --workdir")
         claimed = [stack.enter_context(open_folder(place)) for place in places]
         for seed_config, folder in zip(configs, claimed):
             refuse_the_same(folder, seed_config, accept_changes)

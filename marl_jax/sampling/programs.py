@@ -143,8 +143,11 @@ def sample(
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
         logits = methods.truncate(logits, top_k, top_p)
     if features.sampler:
-        logits = jnp.where(greedy[:, None], logits, _apply_sampler(features.sampler, logits))
+        untouched, logits = logits, _apply_sampler(features.sampler, logits)
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
+    if features.sampler:  # greedy lanes log the distribution that nothing was removed from, as with top-k
+        whole = jnp.take_along_axis(jax.nn.log_softmax(untouched), token[:, None], axis=1)[:, 0]
+        logprob = jnp.where(greedy, whole, logprob)
     kept = None
     if features.candidates:
         kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
@@ -248,8 +251,9 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
 
 def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:
     result = call_user_function(own_function(name, "sampler"), f"sampler '{name}'", logits)
-    if jnp.shape(result) != logits.shape:
+    if jnp.shape(result) != logits.shape or not jnp.issubdtype(jnp.asarray(result).dtype, jnp.floating):
         raise OwnError(
             f"sampler '{name}' returned {in_words(result)}; return logits {list(logits.shape)}, as it was given"
         )
-    return result
+    # What a token of probability 0 has for a logit need not be -inf: -1e9 is not a token that was kept.
+    return jnp.where(jnp.exp(result - jnp.max(result, axis=-1, keepdims=True)) > 0, result, -jnp.inf)

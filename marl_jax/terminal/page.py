@@ -77,7 +77,10 @@ def plan_page(
         f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
     if first.failed:
-        head.append(f"the workflow failed on made-up answers, and only calls before count: {first.failed}")
+        head.append(
+            "the workflow failed on made-up answers, tools without results and tasks without meta, and only calls "
+            f"before count: {first.failed}"
+        )
     if config.rollout.draws > 1:
         head.append(f"times are for one draw of each problem, not for up to {config.rollout.draws}")
     if config.mesh.devices > 1:

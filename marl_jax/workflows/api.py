@@ -83,6 +83,10 @@ class Call:
                 f"slot of a call to '{self.role}' is {self.slot!r}; it must be an integer from 0 on, below 2**31"
             )
         object.__setattr__(self, "slot", int(self.slot))
+        if not isinstance(self.after, Completion | None):
+            raise ValueError(
+                f"after of a call to '{self.role}' is {self.after!r:.80}; it must be a completion, or None"
+            )
         if not isinstance(self.messages, list | tuple) or not self.messages:
             raise ValueError(
                 f"messages of a call to '{self.role}' must be a non-empty list of role/content mappings"

@@ -290,6 +290,8 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("policies.lora_rank", "0")], "policies.lora_rank is 0; it must be at least 1"),
         ([("role_sampling.aggregator.top_q", "1")], "no field 'top_q'"),
         ([("role_sampling.aggregator.temperature", "0")], "role 'aggregator' samples at temperature 0"),
+        ([("role_sampling.aggregator.temperature", "1e-50")], "aggregator' samples at temperature 1e-50"),
+        ([("rollout.samples", "10001")], "rollout.samples is 10001; it must be at most 10000"),
         ([("sampling.max_new_tokens", "0")], "max_new_tokens is 0"),
         ([("rollout.limits.context", "5000")], "rollout.limits.context 5000"),
         ([("engine.max_prompt", "40000")], "add a longer bucket"),
@@ -580,6 +582,11 @@ def test_who_has_nobody_to_be_compared_with_in_one_episode_is_known(cell, change
         load_config(f"configs/micro.py:{cell}-shared-s-math", once)
     else:
         assert "groups of one" in refused(*once, spec=f"configs/micro.py:{cell}-shared-s-math")[0]
+
+
+def test_an_estimator_of_ones_own_may_do_with_one_sample():
+    once = [("rollout.samples", "1"), ("advantages.estimator", "json:loads")]
+    load_config("configs/micro.py:voting-shared-s-math", once)
 
 
 def test_groups_of_ones_own_workflow_are_known_to_be_single_where_all_calls_are_apart():

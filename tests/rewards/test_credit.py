@@ -244,6 +244,14 @@ def test_a_voter_earns_its_own_answer_and_the_aggregator_its_pick():
     assert worked(voting(["42", "41", None], "2", "41")) == [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (1, 2, 3, 0)])
+def test_a_pick_counts_drafts_wherever_a_plan_stands_between_them(order):
+    plan, drafts = call("orchestrator", "first"), [call("generator", x) for x in ("41", "42", "40")]
+    for pick, value in (("1", 0), ("2", 1), ("3", 0), ("4", 0), (None, 0)):
+        flow = episode([plan, *drafts, call("aggregator", pick, reads=order)], "42")
+        assert worked(flow)[-1] == value
+
+
 def test_without_a_right_candidate_there_is_nothing_to_pick():
     hopeless = voting(["40", "41", None], "1", "40")
     assert worked(hopeless) == [0, 0, 0, None]

@@ -146,6 +146,26 @@ def test_the_latest_the_best_and_every_kth_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["3", "4", "8", "9"]
 
 
+def test_the_best_is_kept_though_its_seal_cannot_be_read_for_a_while(tmp_path, caplog):
+    store = Checkpoints(tmp_path, latest=2, best=True)
+    for step, score in ((1, 0.9), (2, 0.1)):
+        store.save(step, {"x": jnp.float32(step)}, {}, score)
+    store.wait()
+    seal = tmp_path / "1" / "seal.json"
+    words = seal.read_bytes()
+    seal.write_bytes(b"")
+    for step in (3, 4):
+        store.save(step, {"x": jnp.float32(step)}, {}, 0.1 * step)
+    store.wait()
+    assert steps(tmp_path) == [1, 3, 4]
+    restore(tmp_path, "best", {"x": jnp.float32(0)})
+    assert "best: checkpoint 1 is left out, since its seal is damaged" in caplog.text
+    seal.write_bytes(words)
+    store.save(5, {"x": jnp.float32(5)}, {}, 0.5)
+    store.close()
+    assert steps(tmp_path) == [1, 4, 5] and restore(tmp_path, "best", {"x": jnp.float32(0)})[0] == {"x": 1.0}
+
+
 def strip_some(directory, count=6):
     """Checkpoints of which the older ones are kept for their policies alone."""
     store = Checkpoints(directory, latest=1, keep_every=2, resume_only=("learner",))

@@ -117,6 +117,15 @@ def test_tokens_that_spell_something_else_here_are_refused(base):
         with_own_policies(Table.of([episode(1, said(words), said("other words"))]), config, parts)
 
 
+def test_calls_of_another_run_lose_the_weights_and_clip_ranges_that_it_gave_them(base):
+    config = tiny_config(base)
+    parts = load_parts(config)
+    calls = Table.of([episode(1, said(parts.decoders["p0"]((5, 6))))])
+    weighed = calls.replace(weight=np.full(1, 7.0), clip_low=np.zeros(1), clip_high=np.zeros(1))
+    table = with_own_policies(weighed, config, parts)
+    assert (table.weight, table.clip_low, table.clip_high) == (None, None, None)
+
+
 def test_calls_of_a_slot_without_a_policy_are_refused(base):
     config = tiny_config(base)
     owners = {"generator/0": "p0", "generator/1": "p0", "aggregator": "p1"}

@@ -107,6 +107,14 @@ def test_what_could_not_be_graded_before_a_run_is_not_counted_as_its_own(base, t
     assert '"step": 0' in evaluations and "ungraded" not in evaluations
 
 
+def test_a_run_within_another_is_refused_and_leaves_nothing(base, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for inner in (tmp_path / "run" / "more", tmp_path / "run" / "more" / "again"):
+        with pytest.raises(FolderError, match=r"--workdir=.* lies in the run '.*run': choose another"):
+            loop.train(tiny_config(base), inner, live=quiet())
+    assert not (tmp_path / "run" / "more").exists()
+
+
 def test_another_seed_is_another_run_and_the_same_seed_the_same(base, whole, tmp_path):
     run(base, tmp_path / "same")
     same(tmp_path / "same", whole)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 import script
 from stored_run import make_base
@@ -60,6 +61,16 @@ def test_of_an_episode_that_forks_paths_are_right_and_shared_calls_count_once(ba
     *paths, total = rehearse(load_config("micro:eval_opt-shared-xs-math", [*fields.items()]), 1, 2)
     rights = sum("graded: 1, right" in text for text in paths)
     assert len(paths) == 8 and total == f"{rights} of 8 paths right, 5.0 calls an episode"
+
+
+def none_right(table):
+    return np.zeros(len(table.bare_episodes))
+
+
+def test_episodes_are_right_by_the_metric_of_evaluations(config):
+    evaluation = dataclasses.replace(config.evaluation, metric=f"{__name__}:none_right")
+    *episodes, total = rehearse(dataclasses.replace(config, evaluation=evaluation), problems=2, samples=2)
+    assert all("graded: 0, wrong" in text for text in episodes) and total.startswith("0 of 4 episodes right")
 
 
 def test_a_stop_token_that_the_model_lacks_is_refused_as_by_train(config):

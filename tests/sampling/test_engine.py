@@ -470,7 +470,42 @@ def test_a_sampler_that_is_written_anew_is_the_one_that_is_called(params, monkey
         assert {token % 2 for token in done.tokens} == {rest}
 
 
+def large_negative(logits):
+    return jnp.where(jnp.arange(logits.shape[-1]) % 2 == 0, logits, -1e9)
+
+
+def test_a_token_that_a_sampler_makes_impossible_is_not_among_the_kept(params):
+    ask_one = [ask(prompt(7, 0), 0, new=12, top_k=64)]
+    done = [
+        serve(
+            Engine(
+                params,
+                CONFIG,
+                dataclasses.replace(
+                    SETTINGS, features=Features(truncate=True, candidates=64, sampler=f"{__name__}:{name}")
+                ),
+            ),
+            ask_one,
+        )[0]
+        for name in ("even_ids", "large_negative")
+    ]
+    assert done[0].tokens == done[1].tokens and done[0].logprobs == done[1].logprobs
+    np.testing.assert_array_equal(done[0].kept, done[1].kept)
+
+
+def test_a_greedy_token_is_the_likeliest_that_a_sampler_leaves_and_logs_the_whole_distribution(params):
+    settings = dataclasses.replace(SETTINGS, features=Features(sampler=f"{__name__}:even_ids"))
+    request = ask(prompt(7, 0), 0, new=12, temperature=0)
+    (done,) = serve(Engine(params, CONFIG, settings), [request])
+    logits = np.asarray(forward(params, CONFIG, np.array([[*request.tokens, *done.tokens]]))[0], np.float64)
+    at = logits[len(request.tokens) - 1 : -1]
+    assert list(done.tokens) == (2 * np.argmax(at[:, ::2], axis=-1)).tolist()
+    logp = at - np.log(np.exp(at).sum(-1, keepdims=True))
+    np.testing.assert_allclose(done.logprobs, logp[np.arange(len(at)), done.tokens], atol=1e-4)
+
+
 SAMPLERS = {
+    "masking": (lambda logits: logits > 0, "returned an array [8, 96] of bool; return logits [8, 96]"),
     "raising": (lambda logits: {}[0], "raised KeyError: 0"),
     "nothing": (lambda logits: None, "returned None; return logits [8, 96]"),
     "narrow": (lambda logits: logits[:, 1:], "returned an array [8, 95] of float32; return logits [8, 96]"),

@@ -377,6 +377,7 @@ def test_a_workflow_of_ones_own_says_which_of_its_settings_are_counts():
         ),
         ({"messages": ASK, "reads": None}, "reads of a call to 'speaker' are None"),
         ({"messages": ASK, "reads": "said"}, "reads of a call to 'speaker' are 'said'"),
+        ({"messages": ASK, "after": 0}, "after of a call to 'speaker' is 0; it must be a completion"),
         ({"messages": ASK, "read": "boxed"}, "read of a call to 'speaker' is 'boxed'; it must be a function"),
     ],
 )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from marl_jax.config.phase_fields import learner_of
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.errors import UserError
 from marl_jax.learning.network import Qwen3
@@ -272,6 +273,8 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
     tokenizers = {f"tokenizer {directory}": digest_tokenizer(directory) for directory in parts.bases}
     if len({*tokenizers.values()}) == 1:
         tokenizers = {"tokenizer": next(iter(tokenizers.values()))}
+    of_phases = {learner_of(config.learner, phase).loss.kind for phase in config.phases} - {names["loss"]}
+    names |= {f"loss {kind}": kind for kind in sorted(of_phases)}
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
         **tokenizers,

@@ -215,6 +215,11 @@ def _package(name: str) -> Any:
 def _submitit(folder: Path, options: Options) -> Submit:
     """Submit a job array; options are those of `executor.update_parameters`, and cluster=slurm|local."""
     executor = _package("submitit").AutoExecutor(folder=folder, cluster=options.get("cluster"))
+    if executor.cluster == "local" and "cluster" not in options:  # its processes would all start at once
+        raise LauncherError(
+            "--launcher=submitit finds no SLURM on this machine: run it where sbatch is, leave --launcher out to "
+            "play one run after another here, or give --launcher_options=cluster=local to start all of them"
+        )
     parameters = {name: value for name, value in options.items() if name != "cluster"}
 
     def submit(works: Sequence[Work]) -> Sequence[Handle]:

@@ -225,6 +225,14 @@ def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path):
         launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {"cluster": "slurm"})
 
 
+def test_without_a_cluster_not_all_runs_start_at_once_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        LauncherError, match=r"finds no SLURM on this machine: .* --launcher_options=cluster=local"
+    ):
+        launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
+
+
 def test_options_without_a_launcher_are_refused():
     with pytest.raises(LauncherError, match="give a launcher, or leave them out"):
         run_matrix.options_of("local", ["cluster=local"])

@@ -138,6 +138,12 @@ def test_a_cell_that_its_file_makes_and_does_not_list_keeps_what_is_changed_in_i
             r"no setting of 'single'.*\(single-shared-s-code\)",
         ),
         (MICRO, [("seed", str(2**31 - 1))], TWO, "seed is 2147483648; it must be at most 2147483647"),
+        (
+            "tests/study/jobs/misspelt_sets.py",
+            (),
+            "all",
+            "SETS of '.*' has 'single-shared-xs-maths' in 'all', which is none of its CELLS: did you mean",
+        ),
         ("configs/none.py", (), "*", "there is no file 'configs/none.py'"),
         ("tests/runs/tiny_run.py", (), "*", "defines no CELLS; define it, or give --config="),
     ],
