@@ -34,6 +34,10 @@ def load_prompts(family: str, size: str = "full", folder: str | pathlib.Path = F
     if not files:
         known = ", ".join(sorted(p.name for p in folder.glob("*/"))) or "no folder"
         raise ValueError(f"no prompt files in '{path}'; there is: {known}")
+    if taken := [file.name for file in files if hasattr(Prompts, file.stem) or file.stem == "files"]:
+        raise ValueError(
+            f"prompt file '{taken[0]}' in '{path}' has a name that no role can have: rename both"
+        )
     return Prompts({file.stem: _read(file) for file in files})
 
 

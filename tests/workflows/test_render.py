@@ -122,6 +122,14 @@ def test_a_folder_may_lie_below_the_home_directory_and_a_file_that_is_no_utf_8_i
         load_prompts("math", folder="~/mine")
 
 
+@pytest.mark.parametrize("name", ["files", "digest"])
+def test_a_role_that_no_prompts_could_be_asked_for_is_refused_by_its_file(tmp_path, name):
+    (tmp_path / "math").mkdir()
+    (tmp_path / "math" / f"{name}.md").write_text("## user\n{question}\n")
+    with pytest.raises(ValueError, match=f"prompt file '{name}.md' .* has a name that no role can have"):
+        load_prompts("math", folder=tmp_path)
+
+
 def test_an_unknown_folder_lists_what_there_is():
     with pytest.raises(ValueError, match="there is: code, code_micro, math, math_micro"):
         load_prompts("physics")
