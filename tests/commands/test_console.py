@@ -37,10 +37,20 @@ def test_an_unknown_command_is_one_line(capsys):
     "words",
     [
         ["marl_jax", "--help"],
-        ["experiments.train", "--help"],
-        ["experiments.docs", "workflows.Call"],
+        pytest.param(["experiments.train", "--help"], marks=pytest.mark.long),
+        pytest.param(["experiments.docs", "workflows.Call"], marks=pytest.mark.long),
         pytest.param(["marl_jax", "plan", "--config=micro:single-shared-xs-math"], marks=pytest.mark.long),
-        ["marl_jax", "matrix", "--config=micro", "--root=none", "--cells=single-shared-xs-math", "--dry_run"],
+        pytest.param(
+            [
+                "marl_jax",
+                "matrix",
+                "--config=micro",
+                "--root=none",
+                "--cells=single-shared-xs-math",
+                "--dry_run",
+            ],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
@@ -78,6 +88,7 @@ def test_a_command_whose_output_is_closed_ends_in_silence(words):
     assert (run.returncode, run.stderr) == (0, b"")
 
 
+@pytest.mark.long
 def test_a_command_runs_from_a_folder_of_ones_own(tmp_path):
     (tmp_path / "mine.py").write_text("def carry(graded):\n    return [1.0 for one in graded]\n")
     asked = ["plan", "--config=micro:voting-isolated-xs-math", "--config.rewards.name=mine:carry"]

@@ -76,6 +76,7 @@ def test_a_word_narrows_the_list_and_the_text_fits_a_terminal(capsys):
         assert len(line) <= 80 or " " not in line.strip(), line
 
 
+@pytest.mark.long
 def test_without_a_word_it_says_what_can_be_listed_and_cells_are_named_by_their_parts():
     kinds = listing().splitlines()
     assert [line.split()[2] for line in kinds] == list(KINDS) and all(len(line) <= 80 for line in kinds)

@@ -13,6 +13,7 @@ from marl_jax.packaged import HOME
 FILES = ["README.md", "cells.py", "reward.py", "task.py", "test_project.py", "workflow.py"]
 
 
+@pytest.mark.long
 def test_its_own_test_passes_in_its_folder(tmp_path):
     said = new_project(tmp_path / "mine")
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == FILES and "README.md" in said

@@ -119,7 +119,8 @@ NEAR_TIES = {}  # by cell; a call that parts is (task, sample, call, token, marg
 @pytest.fixture(
     scope="module",
     params=[
-        name if not i else pytest.param(name, marks=pytest.mark.campaign) for i, name in enumerate(CELLS)
+        pytest.param(name, marks=pytest.mark.campaign if i else pytest.mark.long)
+        for i, name in enumerate(CELLS)
     ],
 )
 def roads(request):

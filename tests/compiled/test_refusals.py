@@ -246,7 +246,7 @@ def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_pl
     ("setting", "value", "family"),
     [
         pytest.param("enable_x64", True, "code", marks=pytest.mark.long),
-        ("numpy_rank_promotion", "raise", "math"),
+        pytest.param("numpy_rank_promotion", "raise", "math", marks=pytest.mark.long),
         ("numpy_dtype_promotion", "strict", "math"),
     ],
 )

@@ -123,9 +123,9 @@ def play(loss, *, steps, rate, samples, estimator="grpo", kl_coef=0.0, **options
     "loss",
     [
         LossConfig("ppo"),
-        LossConfig("ppo", "token_mean", dual_clip=3.0),
-        LossConfig("gspo", clip_low=0.05, clip_high=0.05),
-        LossConfig("cispo"),
+        pytest.param(LossConfig("ppo", "token_mean", dual_clip=3.0), marks=pytest.mark.long),
+        pytest.param(LossConfig("gspo", clip_low=0.05, clip_high=0.05), marks=pytest.mark.long),
+        pytest.param(LossConfig("cispo"), marks=pytest.mark.long),
         LossConfig("pg"),
     ],
     ids=lambda loss: f"{loss.kind}-{loss.aggregation}",
@@ -136,6 +136,7 @@ def test_every_loss_finds_the_best_arm(loss):
     assert arms[2] > 0.95
 
 
+@pytest.mark.long
 def test_an_anchored_policy_converges_to_the_tilted_reference():
     # argmax E[r] - beta KL(p || ref) is ref exp(r / beta) / Z; the gradient of k2 is that of the KL.
     beta = 0.5

@@ -228,7 +228,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto", "sppo"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["shared prompts", *(pytest.param(way, marks=pytest.mark.long) for way in list(WAYS)[1:])]
+)
 def test_an_objective_has_its_plain_gradient_however_the_batch_is_cut(kind, way):
     rows = graded_rows()
     value, want = plain(kind, rows)
@@ -238,7 +240,9 @@ def test_an_objective_has_its_plain_gradient_however_the_batch_is_cut(kind, way)
     assert report.warnings == ()
 
 
-@pytest.mark.parametrize("kind", [pytest.param("dpo", marks=pytest.mark.long), "kto", "sppo"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("dpo", "kto")), "sppo"]
+)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_an_objective_is_the_same_however_the_terms_beside_it_are_aggregated(kind, aggregation):
     """The entropy bonus counts tokens as `aggregation` says, as it does beside any other loss."""

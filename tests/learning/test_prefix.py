@@ -25,7 +25,7 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
 
 
 @pytest.mark.parametrize("kernel", ["blocks", "cudnn"])  # as rows there: the kernel itself is not called
-@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("layer", marks=pytest.mark.long)])
 def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(5, 9), lengths=(2, 9))
@@ -34,7 +34,9 @@ def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
     assert_equal_each_row_alone(rows, batches, remat)
 
 
-@pytest.mark.parametrize("kernel", ["blocks", "cudnn", "splash"])
+@pytest.mark.parametrize(
+    "kernel", ["blocks", *(pytest.param(k, marks=pytest.mark.long) for k in ("cudnn", "splash"))]
+)
 @pytest.mark.parametrize("prompt", [(8, 9), (5, 9)])  # that fill their part of a tree, and that do not
 def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
@@ -68,8 +70,11 @@ def test_padding_goes_last_and_back():
 @pytest.mark.parametrize("share", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("prompt", "lengths", "pairs"),
-    [((5, 40), (1, 40), 1 << 20), ((300, 350), (1, 90), 1 << 20), ((300, 350), (1, 90), 1 << 12)],
-    ids=["in their order", "by what they see", "in parts"],
+    [
+        pytest.param((5, 40), (1, 40), 1 << 20, id="in their order"),
+        pytest.param((300, 350), (1, 90), 1 << 20, id="by what they see", marks=pytest.mark.long),
+        pytest.param((300, 350), (1, 90), 1 << 12, id="in parts", marks=pytest.mark.long),
+    ],
 )
 def test_packs_equal_each_row_alone(monkeypatch, prompt, lengths, pairs, share, remat):
     monkeypatch.setattr(prefix, "MOST_PAIRS", pairs)

@@ -99,7 +99,7 @@ def test_losses_survive_packing_and_micro_batches(loss):
     close_trees(got["p0"], want)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+@pytest.mark.parametrize("kind", ["ppo", pytest.param("gspo", marks=pytest.mark.long)])
 @pytest.mark.parametrize("share", [True, False], ids=["behind their prompts", "each with its prompt"])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_packs_of_a_micro_batch_add_up_to_the_plain_gradient(kind, share, streams):

@@ -45,7 +45,12 @@ def test_logits_greedy_tokens_and_logprobs_equal_those_of_transformers(tmp_path,
     np.testing.assert_allclose(logprobs, expected["logprobs"], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].first_positions[0] == 0])
+FROM_ZERO = [name for name in CASES if CASES[name].first_positions[0] == 0]
+
+
+@pytest.mark.parametrize(
+    "name", [*FROM_ZERO[:2], *(pytest.param(n, marks=pytest.mark.long) for n in FROM_ZERO[2:])]
+)
 def test_cached_sampling_gives_the_greedy_tokens_and_logprobs_of_transformers(tmp_path, name):
     case, expected = CASES[name], np.load(FIXTURES / f"{name}.npz")
     seed = int(expected["seed"])

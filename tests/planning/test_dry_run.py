@@ -56,6 +56,7 @@ def test_the_calls_of_an_episode_are_the_most_that_it_makes():
     assert played("eval_opt-shared-xs-code") == [["generator"], ["evaluator"]] * 2
 
 
+@pytest.mark.long
 def test_verdicts_end_episodes_as_often_as_is_assumed():
     def rounds(share: float) -> float:
         demand = demand_of(run, answers={"evaluator": {"\\boxed{Correct}": share}})
@@ -223,7 +224,7 @@ def test_a_prompt_that_is_too_long_is_cut_as_the_longest_that_fits():
     assert waves(demand_of(run)) == [["generator"] * 3, ["aggregator"]]
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", ["full", pytest.param("lora", marks=pytest.mark.long)])
 def test_a_plan_compiles_nothing(train):
     child = f"""
 import jax

@@ -40,6 +40,7 @@ def voting(rng, episodes, lengths, most=5120):
         yield [[Length(question, new, most) for new in said], [Length(report, drawn(), most)]]
 
 
+@pytest.mark.long
 def test_the_replay_counts_what_an_engine_does():
     model = ModelConfig.preset("xs")
     model = dataclasses.replace(model, num_hidden_layers=1, vocab_size=64)
@@ -77,7 +78,11 @@ RECORDED = (5, 5, 19, 20, 20, 20, 20, 20, 21, 21, 22, 22, 23, 24, 25, 28, 31, 46
 
 
 @pytest.mark.parametrize(
-    "lengths", [Lengths(), Lengths(recorded={"any": [count * 5120 // 64 for count in RECORDED]})]
+    "lengths",
+    [
+        pytest.param(Lengths(), marks=pytest.mark.long),
+        Lengths(recorded={"any": [count * 5120 // 64 for count in RECORDED]}),
+    ],
 )
 def test_a_step_of_the_flagship_keeps_its_lanes_busy(flagship, lengths):
     """512 episodes: other draws of what its lanes were planned for, and lengths of a micro run, stretched to 5,120."""

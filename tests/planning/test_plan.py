@@ -506,7 +506,12 @@ def test_the_model_is_read_where_it_is_and_else_the_preset_of_its_scale(tmp_path
 
 
 @pytest.mark.parametrize(
-    "cell", ["voting-isolated-0.6b-math", "eval_opt-shared-1.7b-code", "voting-shared-4b-math"]
+    "cell",
+    [
+        "voting-isolated-0.6b-math",
+        pytest.param("eval_opt-shared-1.7b-code", marks=pytest.mark.long),
+        pytest.param("voting-shared-4b-math", marks=pytest.mark.long),
+    ],
 )
 def test_engines_on_an_accelerator_take_what_an_update_leaves(cell):
     run, scale = config(cell), cell.split("-")[2]
@@ -553,6 +558,7 @@ def test_engines_that_only_play_share_the_memory_that_is_free(platform):
     assert one.update == 0  # nothing is trained
 
 
+@pytest.mark.long
 def test_the_page_names_every_kind_of_device_and_what_dominates():
     run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
     plans = [plan_of(run, model, device) for device in (HERE, *KINDS)]
@@ -583,7 +589,13 @@ def test_the_command_prints_the_plan():
     assert "time per step" in done.stdout and "CPU fits" in done.stdout
 
 
-@pytest.mark.parametrize("cell", ["micro.py:eval_opt-isolated-m-math", "qwen3.py:voting-isolated-0.6b-math"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param("micro.py:eval_opt-isolated-m-math", marks=pytest.mark.long),
+        "qwen3.py:voting-isolated-0.6b-math",
+    ],
+)
 def test_a_plan_of_the_hosted_road_takes_seconds(cell):
     """Less than 5 of the processor's where it was measured; imports vary by more than `slowness` says, so twice."""
 

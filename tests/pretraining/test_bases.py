@@ -73,6 +73,7 @@ def test_the_smallest_base_answers_some_problems_and_not_most():
     assert LEAST - 0.05 < accuracy(table, 64)[0] < MOST + 0.05
 
 
+@pytest.mark.long
 def test_roles_speak_in_the_form_they_are_read_in():
     for flow in (voting, eval_opt, orch_workers):
         table = play(

@@ -111,6 +111,7 @@ def test_a_base_that_does_not_tell_is_not_judged():
     assert unfamiliar_prompts(table("abab"), {"p0": None}, TOKENIZER) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scale", ["xs", *(pytest.param(other, marks=pytest.mark.campaign) for other in SCALES[1:])]
 )

@@ -36,6 +36,7 @@ def weights(recipe):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
     assert weights(SHORT) == weights(SHORT)
     assert weights(SHORT) != weights(dataclasses.replace(SHORT, seed=SHORT.seed + 1))

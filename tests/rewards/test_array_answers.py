@@ -99,6 +99,7 @@ def boxes(alphabet, length):
     return ["\\boxed{" + "".join(chars) + "}" for chars in itertools.product(alphabet, repeat=length)]
 
 
+@pytest.mark.long
 def test_all_short_answers_of_the_alphabet():
     for length in (1, 2, 3):
         texts = boxes("0147+-*/.,;=(){}x$ :" if length < 3 else "017+-*/.=()x ", length)
@@ -171,6 +172,7 @@ def test_a_hundred_thousand_answers_of_a_micro_base(count=100_000, block=2000):
     assert lost <= count / 10_000
 
 
+@pytest.mark.long
 def test_the_box_that_is_read_is_that_of_the_hosted_road():
     texts = ["a \\boxed{1} \\boxed{2 {3} x}", "\\boxed{\\boxed5.}", "\\boxed\\boxed5.", "\\boxed{\\{7} ", ""]
     texts += ["\\boxed{5\\ }", "\\boxed{5 \\ \\ }", "\\boxed{\\ }", "\\boxed{5\\\\ }", "\\boxed{5 }"]

@@ -154,6 +154,7 @@ def soups(seed, count):
         yield written("\n".join([*(f" x={line}" for line in lines[:-1]), f" return {lines[-1]}"]))
 
 
+@pytest.mark.long
 def test_any_soup_of_operations():
     responses = [soup for soup in soups(0, 1500) if len(soup) < 80]
     tasks = [asked(response, NUMBERS if i % 2 else LISTS) for i, response in enumerate(responses)]

@@ -54,6 +54,7 @@ def soups(pieces, count, longest=12):
     return ["".join(rng.choices(pieces, k=rng.randrange(longest))) for _ in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [3, 9])
 def test_picks(n):
     texts = ["\\boxed{2}", "2 or \\boxed{4}", "\\boxed{03}", "\\boxed{12}", "candidate 2", "", "\\boxed{}"]
@@ -70,6 +71,7 @@ def test_a_choice_among_ten_is_refused():
         readers.form_of(functools.partial(parse.pick, n=10), "aggregator", "math")
 
 
+@pytest.mark.long
 def test_verdicts():
     inside = ["Correct", "In", "correct", "\\text", "\\math", "\\boxed", "bf", "{", "}", " ", "_"]
     texts = soups(PIECES, 1500) + ["\\boxed{" + words + "}" for words in soups(inside, 2000, 5)]
@@ -86,6 +88,7 @@ def test_verdicts():
     assert min(np.bincount(np.array(wanted) + 1)) > 5
 
 
+@pytest.mark.long
 def test_majorities():
     answers = [
         ["5", "7", "7"],

@@ -90,6 +90,7 @@ def fuzz(monkeypatch, count, seed):
     gc.unfreeze()
 
 
+@pytest.mark.long
 def test_no_noise_breaks_the_grader(monkeypatch):
     fuzz(monkeypatch, count=2_000, seed=0)
 

@@ -454,6 +454,7 @@ def test_an_answer_is_graded_once(patient, monkeypatch):
     assert grade_math(*pair) == 1.0
 
 
+@pytest.mark.long
 def test_ordinary_answers_are_graded_by_the_thousand():
     speeds = []
     # The best of some, because on a shared machine CPU time passes unevenly, too.

@@ -608,6 +608,7 @@ def leave_nothing_behind(programs: int, directory: pathlib.Path, monkeypatch) ->
     assert eventually(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+@pytest.mark.long
 def test_300_programs_leave_nothing_behind(tmp_path, monkeypatch):
     leave_nothing_behind(300, tmp_path, monkeypatch)
 

@@ -36,6 +36,7 @@ def told(base, tmp_path_factory):
     return workdir, said
 
 
+@pytest.mark.long
 def test_it_is_told_and_written_down_where_it_begins(told):
     workdir, said = told
     lines, _ = records(workdir)

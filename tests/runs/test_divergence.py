@@ -81,6 +81,7 @@ def test_an_update_that_is_not_finite_is_one_line_and_never_saved(base, tmp_path
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_policies_that_compute_nothing_finite_are_set_aside_with_their_checkpoint(
     base, tmp_path, monkeypatch
 ):

@@ -115,6 +115,7 @@ def test_a_run_within_another_is_refused_and_leaves_nothing(base, whole, tmp_pat
     assert not (tmp_path / "run" / "more").exists()
 
 
+@pytest.mark.long
 def test_another_seed_is_another_run_and_the_same_seed_the_same(base, whole, tmp_path):
     run(base, tmp_path / "same")
     same(tmp_path / "same", whole)

@@ -86,6 +86,7 @@ def test_policies_without_an_anchored_role_tell_no_kl_and_slots_that_learn_nothi
     assert not [key for key in first if key.startswith("role/aggregator/kl")]
 
 
+@pytest.mark.long
 def test_it_learns(alone):
     lengths = [line["role/generator/length"] for line in records(alone)[0]]
     assert lengths[-1] < lengths[0] and weights(alone, 4, KIND)[1] != weights(alone, 8, KIND)[1]

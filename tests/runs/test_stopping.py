@@ -151,6 +151,7 @@ def test_a_second_signal_ends_a_process_at_once_whose_main_thread_is_stuck(numbe
     assert process.wait(60) == 128 + number
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_a_process_at_once_that_is_being_saved(number, child):
     saving = """lambda: (print("saving", flush=True), threading.Event().wait(600))"""
     stuck = STUCK.replace("PATIENCE", "0.5").replace("""lambda: print("farewell", flush=True)""", saving)

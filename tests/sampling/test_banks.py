@@ -28,6 +28,7 @@ def crowd(count=30):
     return [ask(prompt(1 + i % 7 * 5, i % 11), i, new=1 + i * 7 % 23, keep=i % 3 == 0) for i in range(count)]
 
 
+@pytest.mark.long
 def test_requests_get_the_bits_in_two_banks_that_they_get_in_one(params):
     one = Engine(params, CONFIG, dataclasses.replace(TWO, banks=1))
     two = Engine(params, CONFIG, dataclasses.replace(one.settings, banks=2), measured=True)

@@ -108,6 +108,7 @@ def test_the_growth_of_the_cache_changes_no_bit(params, engine, alone):
         assert same_bits(done[ticket], alone[i])
 
 
+@pytest.mark.long
 def test_other_lane_counts_give_the_same_tokens_but_for_near_ties(params, alone):
     for lanes in (1, 5):
         other = dataclasses.replace(SETTINGS, widths=(lanes,), lengths=(64,), prefixes=1)
@@ -160,6 +161,7 @@ def test_request_ids_key_the_noise(params):
     assert same[0].tokens != same[1].tokens
 
 
+@pytest.mark.long
 def test_frequencies_through_the_engine_are_the_exact_ones(params):
     """In a model that maps every context to one distribution, sampled tokens are independent draws from it."""
     from scipy.stats import chi2

@@ -57,6 +57,7 @@ def test_a_request_that_moves_gets_what_one_gets_that_does_not(params, alone):
     assert_same_but_for_near_ties(params, crowd(), alone, moved)
 
 
+@pytest.mark.long
 def test_a_request_that_gave_its_lane_up_goes_on_as_if_it_had_not(params, alone):
     """Tokens and log-probs, each recorded once: those from before the break are the ones that were sampled then."""
     engine = Engine(params, CONFIG, SHORT)

@@ -88,6 +88,7 @@ def test_a_job_is_the_command_that_a_person_would_type(tmp_path):
         assert rest == ["marl_jax", "train", f"--workdir={job.folder}", "--noreport"]
 
 
+@pytest.mark.long
 def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
     cells = lambda spec, patterns="*": [job.cell for job in make_jobs(spec, [], tmp_path, patterns)]
     assert cells(MICRO, "voting-shared-xs-*, single-*-xs-math,*-xs-math")[:2] == [

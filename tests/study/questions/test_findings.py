@@ -580,6 +580,7 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
     assert "voting-shared-m-code + regime" in rows[findings_text.REGIME][0]
 
 
+@pytest.mark.long
 def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
     """Its words as they are, its numbers but for their last digits, which another machine may round otherwise."""
     page, number = tmp_path / "findings.md", r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?"

@@ -465,6 +465,7 @@ def test_a_run_whose_own_page_fails_is_named_and_the_others_have_theirs(tmp_path
     assert re.search(r"odd' has no page, because a value in it is not usable: ValueError", page.words)
 
 
+@pytest.mark.long
 def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(tmp_path):
     root, page = tmp_path / "runs", tmp_path / "page"
     along = [evaluation(0, 0.4), *(evaluation(k, 0.5) for k in (1, 2))]
