@@ -75,6 +75,10 @@ def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward
         "import sys\ndef parts():\n    try: yield\n    finally: print(sys.stdin.read())\np = parts()\nnext(p)",
         "import sys\ndef main():\n    out = open(1, 'w', encoding='utf8')\n    out.write(sys.stdin.read())\n"
         "    sys.exit()\nmain()",
+        "import sys\nmany = [str(n) for n in range(1_200_000)]\nout = open(1, 'w', encoding='utf8')\n"
+        "out.write(sys.stdin.read())",
+        "import sys\nfrom multiprocessing.pool import ThreadPool\nprint(ThreadPool(2).map(str, [sys.stdin.read()])[0])",
+        "import shutil, sys\nopen('a', 'w').write(sys.stdin.read())\nshutil.copy2('a', 'b')\nprint(open('b').read())",
     ],
 )
 def test_every_way_to_read_and_write(source, pool):
@@ -210,6 +214,8 @@ def test_large_inputs_and_outputs(pool):
     assert call(
         "def f(xs): return xs[::-1]", "f", [list(range(100_000))], list(range(99_999, -1, -1)), pool
     ).passed
+    talks = "def f(n):\n    for i in range(n): print('step', i, 'of', n)\n    return n"
+    assert call(talks, "f", [100_000], 100_000, pool).passed  # 1.9 MB that nobody reads
     deep = "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(50_000))"
     assert script(deep, stdout="50000", pool=pool).passed
     assert script("print(len(str(10 ** 20_000)))", stdout="20001", pool=pool).passed

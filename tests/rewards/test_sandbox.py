@@ -487,6 +487,16 @@ def test_a_crash_fails_one_program_and_is_repaired(generation):
         assert eventually(lambda: not pathlib.Path(f"/proc/{program}").exists())
 
 
+def test_a_zygote_that_was_killed_while_idle_is_replaced_and_fails_no_program():
+    with Pool(workers=1) as pool:
+        for number in range(3):
+            assert run_program(f"print(input() + '' * {number})", ECHO, pool=pool).passed
+            (shell,) = zygote_pids(pool)
+            os.kill(shell, signal.SIGKILL)
+        verdict = run_program("print(input() + '')", ECHO, pool=pool)
+        assert verdict.passed and not verdict.lost
+
+
 def test_failing_programs_leave_first():
     order: list[str] = []
     with Pool(workers=1) as pool:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, wait
 
 from marl_jax import user_cache
 from marl_jax.rewards.sandbox.verdicts import Verdict, Verdicts
-from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
+from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteGone, ZygoteLost
 from marl_jax.rewards.warn import warn
 from marl_jax.threads import Workers
 
@@ -169,7 +169,11 @@ class Pool:
     def _advance(self, program: _Program, seat: Seat) -> Verdict | BaseException | None:
         """Run the program's next test; None if more tests follow."""
         try:
-            failure = program.steps[program.at](seat)
+            try:
+                failure = program.steps[program.at](seat)
+            except ZygoteGone:  # it was killed while it was idle: no program has run
+                seat.clear()
+                failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
             # Logged, because from rewards alone a failing machine looks like failing programs.

@@ -32,6 +32,10 @@ class ZygoteLost(RuntimeError):
     """The zygote ended or went silent in the middle of a job, or could not set up a process."""
 
 
+class ZygoteGone(ZygoteLost):
+    """The zygote ended before a program of this job began."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Resource limits of one process."""
@@ -152,7 +156,8 @@ class Process:
                 socket.send_fds(self._control, [request], [file.fileno(), *ends])
         except OSError as error:  # no descriptors or no memory left here, or the zygote has ended
             self._close()
-            raise ZygoteLost(str(error)) from None
+            kind = ZygoteGone if isinstance(error, ConnectionError) else ZygoteLost
+            raise kind(str(error)) from None
         self._poll.register(self._control.fileno(), select.POLLIN)
 
     def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, limit: int) -> int:
@@ -166,9 +171,9 @@ class Process:
     def __enter__(self) -> "Process":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if self._reply is None and kind is not ZygoteLost:
+            if self._reply is None and not (kind and issubclass(kind, ZygoteLost)):
                 self.kill()
                 self._wait()
         finally:
@@ -177,11 +182,7 @@ class Process:
     def finish(self) -> Ended:
         """Wait for the end and return the result. `ZygoteLost` if the program never began to run."""
         status, in_time = self._wait()
-        for fd in list(self._streams):
-            # The process has ended, so all its output is in the pipe by now.
-            os.set_blocking(fd, False)
-            while fd in self._streams and self._read(fd):
-                pass
+        self._read_all()  # the process has ended, so all its output is in the pipe by now
         if not self._set_up:
             raise ZygoteLost(self._result.decode(errors="replace") or "a process ended before it was set up")
         return Ended(status, bool(in_time), bytes(self._stdout), bytes(self._result), self._overflow)
@@ -234,8 +235,15 @@ class Process:
                 except OSError:
                     message = b""
                 if len(message) != zygote.REPLY.size:
-                    raise ZygoteLost("ended in the middle of a job")
+                    self._read_all()  # whether the program has begun
+                    raise (ZygoteLost if self._set_up else ZygoteGone)("ended in the middle of a job")
                 self._reply = zygote.REPLY.unpack(message)
+
+    def _read_all(self) -> None:
+        for fd in list(self._streams):
+            os.set_blocking(fd, False)
+            while fd in self._streams and self._read(fd):
+                pass
 
     def _read(self, fd: int) -> bool:
         """Read from a stream; False if it is empty or at its end."""

@@ -105,7 +105,7 @@ def attack(facts):
         "disks, memory, terminals, the kernel's log",
         """
 def attack(facts):
-    names = ("vda", "sda", "mem", "kmsg", "tty", "console", "ptmx", "shm", "fuse", "kvm", "net/tun", "nvidia0")
+    names = ("vda", "sda", "mem", "kmsg", "tty", "console", "ptmx", "fuse", "kvm", "net/tun", "nvidia0")
     return sorted({blocked(os.stat, "/dev/" + name) for name in names})
 """,
         answer=["blocked"],
