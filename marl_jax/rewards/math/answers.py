@@ -134,7 +134,9 @@ _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?: ?\([^()=]*\))?(?:_\{{(?:max|min)\}})?"
     rf"|\|[A-Z]{{1,3}}\||\({_NAME}(?:,\s*{_NAME})+\)"
-    r"|[A-Z]{1,3}(?:_\d)?(?:\s*:\s*[A-Z]{1,3}(?:_\d)?)+|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
+    # Of x alone a ratio is no label: the reader in arrays knows no other letter.
+    r"|(?=.*[A-Za-wyz])[A-Za-z]{1,3}(?:_\d)?(?:\s*:\s*[A-Za-z]{1,3}(?:_\d)?)+"
+    r"|[A-Z]\s*\^\s*\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
     r"|(?=.*[A-Z])(?:[A-Z(){} ]|_ ?\{?\w|\\(?:cup|cap|setminus|complement|overline)(?![A-Za-z]))+"
 )
 _TO_SOLVE = re.compile(  # sides to solve, \ln(x) = 1, or check, \log_2(8) = 4; but \sin(A) is a quantity

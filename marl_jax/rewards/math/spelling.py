@@ -16,6 +16,7 @@ def clean(text: str) -> str:
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if any(mark in text for mark in "\\$~"):
+        text = _OLD_ROMAN.sub(lambda match: rf"\mathrm{{{match[1] or match[2]}}}", text)
         text = _CASES.sub(r"\\begin{cases}\2\\end{cases}", text)
         text = _BRACKETED_UNIT.sub(
             lambda match: f" {match[1]}" if match[1] else rf"\text{{ {match[2]}}}", text
@@ -39,6 +40,8 @@ def clean(text: str) -> str:
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _AM_PM.sub(lambda match: f" {match.group().strip()[0].lower()}m", text)
+    if (match := _NO_SUCH.match(text)) is not None:
+        text = match[1]
     text = _PLAIN_WORD.sub(lambda match: _PLAIN[match.group().lower()], text.replace("**", "^ "))
     text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda match: "" if match["thousands"] else ".", text)
@@ -50,6 +53,10 @@ def clean(text: str) -> str:
     text = _RATIO.sub(r"\1:\2", text)
     if (match := _FOR_ALL.fullmatch(text)) is not None:
         text = match["function"]
+    if (match := _FOR_CONSTANT.fullmatch(text)) is not None:
+        constant, body = match["a"] or match["b"] or match["c"], match["function"].partition("=")[2]
+        if constant != match["name"] and constant in _COMMAND.sub("", body):
+            text = match["function"]
     text = _INTEGERS.sub(_in_integers, text)
     if (match := _FAMILY.fullmatch(text)) is not None:
         text = _family(**match.groupdict())
@@ -277,6 +284,7 @@ _BRACKETED_UNIT = re.compile(  # 5(\text{cm}^2), 5\text{ (cm)}
     r"|(?<=[\d}])\s*\\text\s*\{\s*\(([A-Za-z/ ]{1,30})\)\s*\}(?=[\s$.]*$)"
 )
 _REMOVED = re.compile(r"(?<=[)\]}])\s*-\s*(?=\\\{)")
+_OLD_ROMAN = re.compile(r"\{\s*\\rm(?![A-Za-z])([^{}]+)\}|\\rm\s*\{([^{}]+)\}")
 _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
@@ -315,6 +323,15 @@ _FOR_ALL = re.compile(  # f(x) = x for all real x
     r"(?P<function>[A-Za-z]\( ?(?P<name>[a-z]) ?\) ?=.*[^,; ])"
     rf"(?:{_EVERY}(?P=name)(?:{_IN_NUMBERS})?|[,;] ?(?P=name){_IN_NUMBERS})"
 )
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_CONSTANT = r"(?:(?:arbitrary|fixed|constants?|numbers?|reals?) ?)"
+_REAL = r" ?\\in ?\(-\\infty,\\infty\)"
+_FOR_CONSTANT = re.compile(  # f(x) = cx for some constant c; where c is any real number; c \in \mathbb{R}
+    r"(?P<function>[A-Za-z]\( ?(?P<name>[a-z]) ?\) ?=.*?[^,;( ])[,;]? ?\(?(?:"
+    rf"(?:for|where|with) (?:(?:some|any|all|every|an?) )?{_CONSTANT}*(?P<a>[A-Za-z])(?:, ?[A-Za-z])*(?:{_REAL})?"
+    r"|(?:where|with|and) (?P<b>[A-Za-z])(?:(?:, ?| and )[A-Za-z])* (?:is|are|being) (?:(?:some|any|an?) )?"
+    rf"{_CONSTANT}+|(?<=[,; (])(?P<c>[A-Za-z])(?:, ?[A-Za-z])*{_REAL})\)?"
+)
 _ELLIPSIS = re.compile(r"(?:,|(,[^,.]+))\s*\.\.\.(?=\s*(?:,|$))")
 _PRICE = re.compile(r"\A(\s*(?:-\s*)?)\$(?=[^$]*\Z)")
 _BRACED = r"[^{}]*"  # a text with braces, down to three levels
@@ -341,6 +358,11 @@ _PLAIN_WORD = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(_PLAIN)})(?![A-Za-z])", 
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
+_NO_SUCH = re.compile(
+    r"\s*(?:there (?:is|are) )?(no (?:(?:real|integer|positive|such) )*(?:solution|root|value|integer|function|number))"
+    r"s?(?: exists?)?\s*\.?\s*\Z",
+    re.IGNORECASE,
+)
 _ORDER = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
 _COMPARISON = re.compile(r"<=|>=|=<|(?<![\d)}])!=|==")  # 5!=120 contains a factorial

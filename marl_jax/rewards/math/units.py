@@ -141,7 +141,7 @@ _UNIT = re.compile(
 )
 _ADJECTIVE = re.compile(
     r"^(?:(?:real|distinct|different|possible|ordered|unique|total|positive|fluid) )+(?=[A-Za-z]{2})"
-    r"|(?<=s|t) (?:old|each|left|away|long|tall|wide|high|deep)$"
+    r"|(?<=s|t) (?:old|each|left|remaining|altogether|in total|total|away|long|tall|wide|high|deep)$"
 )
 _VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
