@@ -145,7 +145,7 @@ SETS = {
     # Single agents as controls of workflows: in calls of eval_opt (2.01) and isolated orch_workers (3.03); in tokens of
     # eval_opt (27.0; a budget of 29 spends 22.4), isolated orch_workers (37.9; one of 41 spends 43.2) and isolated
     # voting (98). A call costs about 22 tokens, so whole calls for every problem cannot meet 27
-    # and 38 within 10%, nor the 53.6 of shared orch_workers, which has no control in tokens; its 3.45 calls are near
+    # and 38 within 10%, nor the 51 of shared orch_workers, which has no control in tokens; its 3.35 calls are near
     # those of single_token_matched (3.36). Voting's four calls are those of single_matched.
     "controls": (
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),

@@ -33,9 +33,10 @@ def main(_config: None, _: list[str]) -> None:
     if FLAGS.workdir:
         print(write_report(FLAGS.workdir, FLAGS.out))
         return
-    place, study = write_overview(read_study(FLAGS.root), FLAGS.out)
+    study = read_study(FLAGS.root)
     if FLAGS.findings:
         write_findings(study, FLAGS.findings)
+    place, study = write_overview(study, FLAGS.out)
     for text in study.unread:
         print(printable(text), file=sys.stderr)
     for table in terminal_tables(study.runs):

@@ -99,19 +99,19 @@ def judge(tests: Sequence[Test]) -> list[Test]:
 QUESTIONS = {
     1: (
         "Does training help a workflow over its base, over a single agent, over one with as many calls or tokens?",
-        "A workflow that stays below the single agent at equal calls or tokens, under more seeds or at another scale.",
+        "A workflow that ends above a single agent with as many calls or tokens, under more seeds or at another scale.",
     ),
     2: (
         "Do isolated policies come further than one shared policy?",
-        "A workflow, scale or task where the paired difference has the other sign.",
+        "A workflow, scale or task where a difference of either sign is shown.",
     ),
     5: (
-        "What do the two confounds of the original study do: its schedule, and its number of updates?",
-        "A fall under the clean regime as large as that under the original's.",
+        "What do the confounds of the original study do: its schedule, its number of updates, its whole regime?",
+        "A fall under a confound, in seeds or a cell whose clean runs do not fall.",
     ),
     6: (
         "Which interventions raise the terminal accuracy?",
-        "An order of the interventions that changes with other seeds or in another cell.",
+        "An intervention that is shown to raise the end, with more seeds or in another cell.",
     ),
 }
 VERDICTS = ("higher", "lower", "not shown", "too few seeds")

@@ -53,7 +53,7 @@ def amplification(runs: Sequence[Run]) -> Finding:
     found = several[max(several, key=lambda key: (len(several[key]), key))] if several else {}
     counts, seeds = (sorted({place[k] for place in found}) for k in (0, 1))
     complete = [seed for seed in seeds if all((agents, seed) in found for agents in counts)]
-    if len(counts) < 3 or not complete:
+    if sum(agents > 1 for agents in counts) < 2 or not complete:
         return Finding(question, NOT_RUN, doubt)
     means_of = [[np.mean(found[agents, seed], axis=0) for seed in complete] for agents in counts]
     amplified, sums, updates, alone = np.moveaxis(np.array(means_of), -1, 0)  # each Float[counts, seeds]
@@ -62,23 +62,28 @@ def amplification(runs: Sequence[Run]) -> Finding:
         name = f"{agents} agent{'s' if agents > 1 else ''}"
         intervals = [over_runs(one) for one in values]
         bars.append(Bar(name, intervals[0], values[0].tolist(), level=math.sqrt(agents)))
-        rows.append((str(agents), str(len(complete)), *map(_number, intervals)))
-    power, of_sum, of_alone = (growth(counts, part.T) for part in (amplified, sums, alone))
+        over_alone = over_runs(values[0] / math.sqrt(agents))
+        rows.append(
+            (str(agents), str(len(complete)), *map(_number, (intervals[0], over_alone, *intervals[1:])))
+        )
+    power, of_sum, of_alone = growth_of_several(bars), growth(counts, sums.T), growth(counts, alone.T)
+    parallel = [row for row in rows if int(row[0]) > 1]
     answer = (
-        "Relative to the mean length of one agent's part, the sum of the parts grows with n to the power of "
-        f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, scales with n to the "
-        f"power of {_number(of_sum)}: with {counts[-1]} agents it is {rows[-1][-2]} times as long as with {counts[0]}, "
-        f"and Adam's update {rows[-1][-1]} times."
+        "Relative to the mean length of one agent's part, the sum of the parts of 2 agents or more grows with n to the "
+        f"power of {_number(power)}: the growth suits {_alike(power)}. With {parallel[0][0]} agents it is "
+        f"{parallel[0][3]} times that of independent ones, with {parallel[-1][0]} {parallel[-1][3]} times. The sum "
+        f"itself, the role's gradient, scales with n to the power of {_number(of_sum)}: with {counts[-1]} agents it is "
+        f"{rows[-1][-2]} times as long as with {counts[0]}, and Adam's update {rows[-1][-1]} times."
     ) + (f" Left out: {len(several) - 1} smaller series of other cells or roles." if len(several) > 1 else "")
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, averaged over the kept steps. For n independent "
         "agents it is the square root of n if their parts are equally long; with the measured lengths it would be n "
-        f"to the power of {of_alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to those with "
-        "the fewest agents. 95% t intervals over seeds."
+        f"to the power of {of_alone.mean:.3f}. That of one agent is 1 by definition, so powers are those of 2 or more. "
+        "Lengths of the sum and of Adam's update are relative to those with the fewest agents. 95% t intervals over "
+        "seeds."
     )
-    table = Table(
-        "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "length of the update"), how
-    )
+    head = "agents", "seeds", "amplification", "over √n", "length of the sum", "length of the update"
+    table = Table("Agents", rows, head, how)
     return Finding(question, answer, doubt, bars, "times", "what independent agents give", [table])
 
 
@@ -95,15 +100,15 @@ def _alike(power: Interval) -> str:
     """How alike the gradients of n agents are if their sum grows with this power of n."""
     independent, aligned = (power.low <= exponent <= power.high for exponent in (0.5, 1.0))
     if independent and aligned:
-        return "independent or aligned, which these runs cannot tell apart"
+        return "independent or aligned agents, which these runs cannot tell apart"
     if independent:
-        return "independent (n to the power of 0.5)"
+        return "independent agents (n to the power of 0.5)"
     if aligned:
-        return "aligned (n)"
+        return "aligned agents (n)"
     if power.high < 0.5:
-        return "opposed in part (below n to the power of 0.5)"
+        return "opposed agents (below n to the power of 0.5)"
     nearer = "independent" if power.mean < 0.75 else "aligned"
-    return f"between independent (n to the power of 0.5) and aligned (n), nearer to {nearer}"
+    return f"agents between independent (n to the power of 0.5) and aligned (n), nearer to {nearer}"
 
 
 def capture(cells: Sequence[Cell]) -> Finding:
@@ -120,7 +125,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
                 by_role.setdefault(role, []).append(share)
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
-        means, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
+        means, even = {role: _share(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
         bars += [Bar(f"{cell.label}: {role}", means[role], by_role[role], level=even) for role in means]
         if means:
             leader = max(means, key=lambda role: means[role].mean)
@@ -325,6 +330,12 @@ def growth(counts: Sequence[float], runs: Sequence[Sequence[float]] | np.ndarray
     return over_runs([float(np.polyfit(np.log(counts), np.log(values), 1)[0]) for values in runs])
 
 
+def growth_of_several(bars: Sequence[Bar]) -> Interval:
+    """The power of n with which amplification grows, from 2 agents on: that of one agent is 1 by definition."""
+    some = [bar for bar in bars if bar.level > 1]
+    return growth([bar.level**2 for bar in some], list(zip(*(bar.runs for bar in some))))
+
+
 def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # each group is [2, n]
     """Rank correlation within groups (for one group Spearman's), and its p by permutation within them.
 
@@ -351,6 +362,11 @@ def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # each group i
 def _least_p(groups: Sequence[np.ndarray]) -> float:
     """The p of ranks that agree in all groups: the share of this order and its reverse among all orders."""
     return 2 / math.prod(math.factorial(group.shape[1]) for group in groups)
+
+
+def _share(values: Sequence[float]) -> Interval:
+    mean, low, high = over_runs(values)
+    return Interval(mean, max(low, 0.0), min(high, 1.0))
 
 
 def _number(found: Interval) -> str:

@@ -11,7 +11,7 @@ from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
 from marl_jax.study.contrasts import by_seed
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN
 from marl_jax.study.questions.findings import AT_PEAK, BASE, SEEDS, Answered, Test, sharing_alone, tally
-from marl_jax.study.questions.mechanisms import ABOVE, growth
+from marl_jax.study.questions.mechanisms import ABOVE, growth_of_several
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
 from marl_jax.workflows import BUILT_IN
@@ -98,10 +98,10 @@ def _amplified(answered: Answered, isolated: Sequence[Cell]) -> Verdict:
     """Agrees if amplification grows faster than for independent agents and an isolated cell of several agents fell."""
     if not (bars := answered.findings[2].bars):
         return NOT_RUN, ""
-    power = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
+    power = growth_of_several(bars)
     verdicts = [cliff for cell in isolated if _agents(cell) > 1 and (cliff := _is_cliff(cell)) is not None]
     by = (
-        "relative to the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        "relative to the mean length of one agent's part, the sum of n parts (2 or more) grows with n to the power of "
         f"{power.mean:.2f} ({power.low:.2f} – {power.high:.2f}), where 0.5 means independent agents; "
         f"{sum(verdicts)} of {len(verdicts)} isolated cells fell"
     )

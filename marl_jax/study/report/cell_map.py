@@ -11,8 +11,9 @@ from marl_jax.study.record import Run, base, trained
 from marl_jax.study.seeds import by_cell
 
 HOW = (
-    "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, "
-    "in full colour at {:.1f} points, the largest here; ▼ is a cliff. Each number below links to the run of a seed."
+    "Terminal accuracy (of the last evaluation, if a run has fewer than three) minus base, in points, mean over the "
+    "seeds; green is a gain, red a loss, in full colour at {:.1f} points, the largest here; ▼ is a cliff of the cell "
+    "over its seeds. Each number below links to the run of a seed."
 )
 
 
@@ -25,14 +26,20 @@ class CellMap:
     how: str
 
 
+def _gain(run: Run) -> float | None:
+    if (along := course(run)) and along.base is not None:
+        return float(along.terminal.mean() - along.base.mean())
+    start, last = base(run), trained(run)[-1:]
+    return last[0]["accuracy"] - start["accuracy"] if start and last and last[0] is not start else None
+
+
 def cell_map(runs: Mapping[str, Run]) -> CellMap:
     """The map of runs, by the names of their folders; empty if none has the name of a study cell and was evaluated."""
     names = {id(run): name for name, run in runs.items()}
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     for cell in by_cell(list(runs.values())):
         parts = cell.name.split("-")
-        ends = [(trained(run)[-1], start) for run in cell.runs if (start := base(run))]
-        gains = [last["accuracy"] - start["accuracy"] for last, start in ends if last is not start]
+        gains = [gain for run in cell.runs if (gain := _gain(run)) is not None]
         if len(parts) == 4 and gains:
             row = " ".join(parts[:2]) + cell.label[len(cell.name) :].replace("+", " + ")
             entries[row, " ".join(parts[2:])] = {

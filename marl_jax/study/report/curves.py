@@ -18,6 +18,7 @@ from marl_jax.study.seeds import by_cell
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # panels of a page over many runs
 MOST = 8  # runs on one axis with a line each; more are shown by cell
+FIRST = 12  # cells that are shown at first; more on one axis cannot be told apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Line:
     band: tuple[np.ndarray, np.ndarray] | None = None
     count: Series | None = None  # the number of items of which each value is a mean or a sum
     of: str = ""  # the name of these items
+    on: bool = True  # shown at first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +187,14 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
         for place, (name, group) in enumerate(groups.items())
     ]
     lines = [line for line in lines if len(line.series.steps)]  # runs of a cell may share no step
+    # Unchanged cells come first.
+    first = [line.name for line in sorted(lines, key=lambda line: "+" in line.name)[:FIRST]]
+    lines = [dataclasses.replace(line, on=line.name in first) for line in lines]
+    few = f" {FIRST} of {len(lines)} are shown at first." if len(lines) > FIRST else ""
     return dataclasses.replace(
         next(iter(matching.values()), Panel("", "", ())),
         title=title,
-        how=f"A line for each {what}{each}; a name below shows or hides it.",
+        how=f"A line for each {what}{each}; a name below shows or hides it.{few}",
         lines=lines,
         level=None,
         mark=None,

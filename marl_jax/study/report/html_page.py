@@ -203,6 +203,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         {
             "name": line.name,
             "colour": line.colour,
+            "on": line.on,
             "steps": list(map(int, line.series.steps)),
             "values": numbers(line.series.values),
             "window": drawing.window(panel, line.series),

@@ -87,7 +87,7 @@ def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_th
     row = agreement(findings.answers(runs)).rows[4]
     assert row[1:] == (
         expected,
-        "relative to the mean length of one agent's part, the sum of n parts grows with n to the power of "
+        "relative to the mean length of one agent's part, the sum of n parts (2 or more) grows with n to the power of "
         f"{power:.2f} ({power:.2f} – {power:.2f}), where 0.5 means independent agents; {fell} isolated cells fell",
     )
 

@@ -89,7 +89,7 @@ function curve(figure, panel) {
   const series = [{label: "step"}], values = [steps], bands = [];
   const owners = [null];  // the line of each series: names may be those of other series
   for (const line of panel.lines) {
-    const add = (options, column) => { series.push(options); values.push(column); owners.push(line); };
+    const add = (options, column) => { series.push({show: line.on, ...options}); values.push(column); owners.push(line); };
     const stroke = () => painted(line.colour), raw = spread(line, line.values);
     if (line.low) {
       const faint = {stroke: "transparent", points: {show: false}, band: true, spanGaps: true};
