@@ -20,6 +20,7 @@ class Bar(NamedTuple):
     runs: Sequence[float]
     verdict: str = ""
     level: float = 0.0  # the value that it is compared with
+    scale: int = 0  # bars of one number share a scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Finding:
     unit: str = "points"
     against: str = "zero"  # the name of the bars' levels
     tables: Sequence[Table] = ()
+
+    @property
+    def parts(self) -> list["Finding"]:
+        """The finding for each scale, with the bars of it."""
+        scales = dict.fromkeys(bar.scale for bar in self.bars)
+        return [dataclasses.replace(self, bars=[b for b in self.bars if b.scale == one]) for one in scales]
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -52,7 +52,9 @@ class Test(NamedTuple):
     def bar(self) -> Bar:
         """The difference in points."""
         value = Interval(*(100 * x for x in over_seeds(self.gaps, bounds=(-1.0, 1.0))))
-        return Bar(self.label, value, (100 * self.gaps.mean(axis=1)).tolist(), self.verdict)
+        # Next to gains over the base, differences to controls could not be seen.
+        scale = 0 if self.against == BASE else 1
+        return Bar(self.label, value, (100 * self.gaps.mean(axis=1)).tolist(), self.verdict, scale=scale)
 
 
 class Answered(NamedTuple):

@@ -18,7 +18,7 @@ from marl_jax.study.seeds import by_cell
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # panels of a page over many runs
 MOST = 8  # runs on one axis with a line each; more are shown by cell
-FIRST = 12  # cells that are shown at first; more on one axis cannot be told apart
+FIRST = 16  # cells that are shown at first; more on one axis cannot be told apart
 
 
 @dataclasses.dataclass(frozen=True)

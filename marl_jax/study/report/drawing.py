@@ -57,18 +57,20 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
 def bars(finding: Finding, path: Path) -> None:
     """Draw an interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
-    with _figure(path, 0.9 + 0.26 * len(finding.bars), "svg", "png") as figure:
-        axes = figure.add_subplot()
-        low, high = finding.ends
-        for i, bar in enumerate(finding.bars):
-            ends = np.clip([bar.value.low, bar.value.high], low, high)
-            axes.plot(ends, [i, i], color=INK, linewidth=1.4)
-            axes.plot(bar.value.mean, i, "o", color=INK, markersize=5)
-            axes.plot([bar.level] * 2, [i - 0.5, i + 0.5], color=MUTED, linewidth=0.9, zorder=0)
-            axes.plot(bar.runs, [i] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
-        names = [printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
-        axes.set_yticks(range(len(names)), names, fontsize=7)
-        axes.set_ylim(len(finding.bars) - 0.5, -0.5)
+    parts = finding.parts
+    with _figure(path, 0.5 + 0.4 * len(parts) + 0.26 * len(finding.bars), "svg", "png") as figure:
+        heights = [len(part.bars) for part in parts]
+        for axes, part in zip(figure.subplots(len(parts), squeeze=False, height_ratios=heights)[:, 0], parts):
+            low, high = part.ends
+            for i, bar in enumerate(part.bars):
+                ends = np.clip([bar.value.low, bar.value.high], low, high)
+                axes.plot(ends, [i, i], color=INK, linewidth=1.4)
+                axes.plot(bar.value.mean, i, "o", color=INK, markersize=5)
+                axes.plot([bar.level] * 2, [i - 0.5, i + 0.5], color=MUTED, linewidth=0.9, zorder=0)
+                axes.plot(bar.runs, [i] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
+            names = [printable(f"{bar.label}   {bar.verdict}".strip()) for bar in part.bars]
+            axes.set_yticks(range(len(names)), names, fontsize=7)
+            axes.set_ylim(len(part.bars) - 0.5, -0.5)
         how = f"{finding.unit}; lines are 95% intervals, dots are runs, upright lines are {finding.against}"
         axes.set_xlabel(how, fontsize=7, color=MUTED)
 
