@@ -3,6 +3,7 @@
 All checks run that the workflow's name allows, so that a command line can be corrected in one go.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -214,6 +215,10 @@ def _sampling(config: RunFields) -> Problems:
                 f"so limit their number, such as role_sampling.{role}.top_k=64"
             )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
+    if config.phases:
+        owners = config.policies.map, config.policies.frozen_roles
+        with contextlib.suppress(ValueError):  # of a name that is reported elsewhere
+            frozen |= {*config.role_settings}.difference(*(p.trained_roles(*owners) for p in config.phases))
     for role, settings in sampled.items() if config.steps else ():
         if settings.min_new_tokens and not settings.top_k and role not in frozen:
             yield (

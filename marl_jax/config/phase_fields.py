@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Settings of the learner that decide the form of its state, or how gradients are separated. They are fixed for a run.
 KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
+RATE = "optimiser.schedule.learning_rate"
 ROLE, POLICY = "role of the workflow", "policy of policies.map"  # kinds of names, for error messages
 
 
@@ -68,6 +69,10 @@ class Phase:
         """The policies that it trains."""
         free = set(trained_policies(policy_map, frozen_roles))
         return tuple(dict.fromkeys(p for _, _, p in self._training(policy_map, frozen_roles) if p in free))
+
+    def trained_roles(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> set[str]:
+        """The roles that it trains, in some of their slots."""
+        return {role for role, _, _ in self._training(policy_map, frozen_roles)}
 
     def _training(
         self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]
@@ -121,6 +126,8 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
     changed, problems = fields.change(config, texts)
     if problems:
         raise ValueError("; ".join(problems))
+    if RATE in settings and not any(path.startswith("learning_rates") for path in settings):
+        return dataclasses.replace(changed, learning_rates={})  # the phase's rate is that of all policies
     return changed
 
 
@@ -169,9 +176,16 @@ def problems(config: "RunFields") -> Iterator[str]:
         of_phase = sorted({*chosen.learning_rates} - {*learner.learning_rates})
         yield from fields.unknown_names(f"{where}: learner.learning_rates", of_phase, known, POLICY)
         if not unknown and {*phase.policies} <= {*known}:
-            training = {role for role, _, _ in phase._training(policy_map, frozen_roles)}
+            training = phase.trained_roles(policy_map, frozen_roles)
             if not phase.trained_policies(policy_map, frozen_roles) or training <= {*interventions.freeze}:
                 yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
+        if idle := sorted(
+            ({*interventions.alternate} - {*learner.interventions.alternate}) & {*frozen_roles}
+        ):
+            yield (
+                f"{where}: learner.interventions.alternate names {', '.join(idle)}, frozen by policies.frozen_roles: "
+                "in its turns nothing would be trained; leave it out"
+            )
         if interventions.alternate and (phase.roles or phase.policies):
             yield (
                 f"{where} sets learner.interventions.alternate and also roles or policies, which both decide what "

@@ -159,6 +159,11 @@ def policy_loss(
     if sequences is not None and not any(isinstance(x, jax.core.Tracer) for x in (sequences, mask)):
         valid = (np.asarray(sequences) >= 0) & (np.asarray(sequences) < mask.size) | (np.asarray(mask) == 0)
         require(valid.all(), f"sequences must be numbers from 0 to {mask.size - 1}, one for each valid token")
+    shape, (rows, _) = jnp.shape(advantages), mask.shape
+    require(
+        shape in ((), (rows,), (rows, 1), mask.shape),
+        f"advantages have the shape {list(shape)}; give one for each of the {rows} rows, or {list(mask.shape)}",
+    )
     mask = mask.astype(bool)
     clean, fixed = functools.partial(_clean, mask), jax.lax.stop_gradient
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
@@ -172,7 +177,8 @@ def policy_loss(
     log_ratio = _bounded(logp - old_logp)
     if kind == "gspo":
         # Every token has its sequence's mean log-ratio as value and its own log-prob as gradient.
-        log_ratio = fixed(_bounded(_sequence_mean(logp - old_logp, mask, sequences))) + logp - fixed(logp)
+        mean = fixed(_sequence_mean(logp - old_logp, mask, sequences))
+        log_ratio = _bounded(mean + (logp - fixed(logp)))
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
     if is_own(kind):  # a user's loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)

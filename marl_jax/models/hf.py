@@ -23,7 +23,7 @@ from marl_jax.models.model_config import TOKENS, ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
-from marl_jax.models.weight_table import Tree, Weight, abstract, table
+from marl_jax.models.weight_table import Tree, Weight, check_params, listed, table
 from marl_jax.packaged import resolve_path
 
 SINGLE = "model.safetensors"
@@ -90,7 +90,7 @@ def save_hf(
     directory is replaced only when all of the new one is on disk. Other files in the directory are kept, except for
     those of an old tokenizer if there is a new one.
     """
-    _check_params(config, params)
+    check_params(config, params)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
         check_vocabulary(tokenizer, config)
     directory = Path(directory)
@@ -184,11 +184,13 @@ def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> 
     expected = {name: weight.published_shape for weight in weights for name in weight.published_names}
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ValueError(f"{directory} lacks the weight {_list(missing)}")
+        raise ValueError(f"{directory} lacks the weight {listed(missing)}")
     has_tied_head = config.tie_word_embeddings and _TIED_HEAD in tensors
     extra = [name for name in tensors if name not in expected and not (has_tied_head and name == _TIED_HEAD)]
     if extra:
-        raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_list(extra)}")
+        raise ValueError(
+            f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {listed(extra)}"
+        )
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             actual = list(tensors[name].shape)
@@ -230,21 +232,6 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return all(x.tobytes() == y.tobytes() for (_, x), (_, y) in zip(a.rows(), b.rows()))
-
-
-def _check_params(config: ModelConfig, params: Tree) -> None:
-    specs = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(abstract(config))}
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-    if specs.keys() != leaves.keys():
-        raise ValueError(
-            f"the parameters and the config disagree on {_list(sorted(specs.keys() ^ leaves.keys()))}"
-        )
-    for name, spec in specs.items():
-        leaf = leaves[name]
-        if (leaf.shape, leaf.dtype) != (spec.shape, spec.dtype):
-            raise ValueError(
-                f"{name} is {leaf.dtype}{list(leaf.shape)}; the config says {spec.dtype}{list(spec.shape)}"
-            )
 
 
 def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
@@ -290,7 +277,3 @@ def read_json(path: Path, hint: str = "is the directory complete?") -> dict[str,
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write an object as a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _list(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

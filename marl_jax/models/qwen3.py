@@ -65,6 +65,7 @@ def init(key: jax.Array | int, config: ModelConfig) -> Tree:
 
 def forward(params: Tree, config: ModelConfig, tokens: ArrayLike, **kwargs: Any) -> jax.Array:
     """tokens [B,T] -> logits [B,T,V] in float32; keywords as in `hidden_states`."""
+    weight_table.check_params(config, params, dtypes=False)
     return unembed(params, config, hidden_states(params, config, tokens, **kwargs))
 
 

@@ -122,6 +122,26 @@ def abstract(config: ModelConfig) -> Tree:
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.dtype(config.dtype)), table(config))
 
 
+def check_params(config: ModelConfig, params: Tree, *, dtypes: bool = True) -> None:
+    """Refuse parameters of other names, shapes or dtypes than those of the config."""
+    specs = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(abstract(config))}
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    if specs.keys() != leaves.keys():
+        raise ValueError(
+            f"the parameters and the config disagree on {listed(sorted(specs.keys() ^ leaves.keys()))}"
+        )
+    for name, spec in specs.items():
+        leaf = leaves[name]
+        if leaf.shape != spec.shape or (dtypes and leaf.dtype != spec.dtype):
+            raise ValueError(
+                f"{name} is {leaf.dtype}{list(leaf.shape)}; the config says {spec.dtype}{list(spec.shape)}"
+            )
+
+
+def listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
 def num_parameters(config: ModelConfig) -> int:
     """The number of parameters of the model; a tied embedding counts once."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))

@@ -210,8 +210,9 @@ def _after(run: Run, at: PhasePosition, state: State, result: Result) -> tuple[S
         raise diverged(run, state.step + 1, what)
     # The buffer takes only tasks that this step played, not calls read from files.
     played = result.table if at.phase.source == "play" else result.table.take([])
-    buffer, about_buffer = updated(state.buffer, played, run.config.data.buffer, state.step + 1)
-    learner, form = result.learner, step_metrics.form(result.table)
+    data = run.config.data
+    buffer, about_buffer = updated(state.buffer, played, data.buffer, state.step + 1, data.family)
+    learner, form = result.learner, step_metrics.form(played)
     if result.failure:  # the next start counts skipped gradients from 0
         learner = {name: learner_state.replace(skipped=0) for name, learner_state in learner.items()}
     after = dataclasses.replace(

@@ -9,6 +9,7 @@ import numpy as np
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.lora import num_adapters
+from marl_jax.models.weight_table import check_params
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
@@ -53,6 +54,7 @@ def generate(
     count = len(prompts)
     keys = _keys(seed, temperature, range(count) if request_ids is None else request_ids, count)
     _check_dtype(params, config)
+    check_params(config, params)
     columns: dict[str, Sequence[Any]] = {
         "key": keys,
         "policy": _adapter_names(adapters, adapter_index, count),

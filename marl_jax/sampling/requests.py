@@ -132,6 +132,9 @@ def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
     ids = tuple(ids)
     if set(map(type, ids)) <= {int}:
         return ids
+    ids = tuple(
+        token.item() if getattr(token, "ndim", None) == 0 else token for token in ids
+    )  # scalars of JAX
     for token in ids:
         if not is_whole(token):
             raise TypeError(f"{what} holds {token!r:.80}; token ids are integers")

@@ -39,6 +39,11 @@ class BufferConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
+        for name in ("streams", "examples"):
+            if getattr(self, name) and not self.capacity:
+                raise ValueError(
+                    f"{name} is for a buffer, and capacity is 0: set capacity, or leave {name} out"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +111,9 @@ def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> li
 
 
 def updated(
-    entries: Entries, table: Table, config: BufferConfig, step: int
+    entries: Entries, table: Table, config: BufferConfig, step: int, family: str
 ) -> tuple[Entries, dict[str, float]]:
-    """The entries after a step, and their metrics."""
+    """The entries after a step, and their metrics; only tasks of the run's family can be its problems."""
     if not config.capacity:
         return entries, {}
     table.need_own_ids(entry.task for entry in entries)
@@ -116,7 +121,8 @@ def updated(
     added = 0
     for row in np.flatnonzero(table.sound).tolist():  # in other episodes even right answers have grade 0
         task = table.task_of(row)
-        if task.id not in known and table.about and table.about[row] is not None:
+        about = table.about and table.about[row] is not None
+        if task.id not in known and about and task.family == family:
             # As read back from a checkpoint, with lists for tuples, so that a resumed run shows the same task.
             known[task.id] = Entry.from_json(json.loads(json.dumps(Entry(task, step).to_json())))
             added += 1

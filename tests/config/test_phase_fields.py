@@ -46,6 +46,21 @@ def test_a_phase_changes_the_learner_by_path():
     assert changed.optimiser.schedule.learning_rate == 1e-3 and changed.preference.above == 0.5
 
 
+def test_the_rate_of_a_phase_is_that_of_policies_with_a_rate_of_their_own():
+    config = LearnerConfig(learning_rates={"p1": 0.02})
+    rate = {"optimiser.schedule.learning_rate": 0.0}
+    assert learner_of(config, Phase(1, learner=rate)).learning_rates == {}
+    both = learner_of(config, Phase(1, learner=rate | {"learning_rates": {"p1": 0.1}}))
+    assert both.learning_rates == {"p1": 0.1}
+    assert learner_of(config, Phase(1, learner={"epochs": 2})).learning_rates == {"p1": 0.02}
+
+
+def test_a_role_that_no_phase_trains_may_answer_greedily():
+    greedy = ("role_sampling.aggregator.temperature", "0")
+    assert load_config(VOTING, [greedy, phased({"steps": 5, "roles": ["generator"]})]).phases
+    assert "aggregator' samples at temperature 0" in refused(greedy, phased({"steps": 5}))[0]
+
+
 def test_who_trains():
     owners = {"generator/0": "p0", "generator/1": "p1", "judge": "p0"}
     whole, one = Phase(1), Phase(1, roles=("generator/1",))
@@ -161,6 +176,14 @@ def test_a_text_that_is_no_list_is_refused():
 def test_a_list_that_cannot_be_read_is_refused_with_the_reason(text, reason):
     (line,) = refused(("phases", text))
     assert f"it must be a JSON list that can be read: {reason}" in line
+
+
+def test_a_frozen_role_takes_no_turn_of_a_phase():
+    turns = {"steps": 5, "learner": {"interventions.alternate": ["generator", "aggregator"]}}
+    (line,) = refused(("policies.frozen_roles", "aggregator"), phased(turns))
+    assert (
+        "phases[0]: learner.interventions.alternate names aggregator, frozen by policies.frozen_roles" in line
+    )
 
 
 def test_a_phase_may_lift_what_the_run_holds():

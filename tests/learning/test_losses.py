@@ -184,6 +184,22 @@ def test_cispo_gradient_is_the_clipped_ratio_times_the_advantage_even_where_clip
     np.testing.assert_allclose(grad(jnp.asarray(BATCH["logp"])), want, rtol=1e-5)
 
 
+def test_beyond_its_limit_a_log_ratio_has_no_gradient_in_gspo_either():
+    logp, old = jnp.zeros((1, 3)), jnp.full((1, 3), -25.0)
+    value = lambda x, kind: policy_loss(x, old, [-1.0], jnp.ones((1, 3)), kind=kind).value
+    for kind in ("ppo", "gspo"):
+        assert not np.any(jax.grad(value)(logp, kind))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 4), (2, 3)])
+def test_advantages_of_another_shape_are_refused(shape):
+    rows = jnp.zeros((2, 4))
+    with pytest.raises(
+        ValueError, match=r"advantages have the shape .* give one for each of the 2 rows, or \[2, 4\]"
+    ):
+        policy_loss(rows, rows, jnp.zeros(shape), jnp.ones((2, 4)))
+
+
 def test_gspo_gradient_is_the_sequence_ratio_times_the_advantage_inside_the_clip():
     grad = jax.grad(
         lambda lp: policy_loss(**dict(BATCH, logp=lp), kind="gspo", clip_low=0.1, clip_high=0.1).numerator

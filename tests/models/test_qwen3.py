@@ -13,6 +13,7 @@ from closeness import close, close_trees
 from marl_jax.models import ModelConfig, forward, init, qwen3
 from marl_jax.models.lora import init_lora
 from marl_jax.models.weight_table import abstract
+from marl_jax.sampling import generate
 
 forward = jax.jit(forward, static_argnums=1, static_argnames="remat")
 CONFIG = ModelConfig.preset("xs")
@@ -33,6 +34,22 @@ def test_a_token_never_sees_a_later_one(params):
     a, b = forward(params, CONFIG, row), forward(params, CONFIG, changed)
     np.testing.assert_array_equal(a[:, :8], b[:, :8])
     assert np.abs(a[:, 8:] - b[:, 8:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_hidden_layers": 1}, "the config says"),
+        ({"tie_word_embeddings": not CONFIG.tie_word_embeddings}, "disagree on .*lm_head"),
+        ({"vocab_size": CONFIG.vocab_size + 1}, "the config says"),
+    ],
+)
+def test_weights_of_another_config_are_refused(params, change, told):
+    other = dataclasses.replace(CONFIG, **change)
+    with pytest.raises(ValueError, match=told):
+        forward(params, other, tokens(1, 4))
+    with pytest.raises(ValueError, match=told):
+        generate(params, other, [[1, 2]], max_new_tokens=2, temperature=0)
 
 
 def test_packed_sequences_compute_what_each_computes_alone(params):

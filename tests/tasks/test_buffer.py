@@ -149,32 +149,48 @@ def test_a_call_is_graded_and_grouped_by_the_task_that_it_is_about(tmp_path):
     assert plain.about == () and Table.concat([plain, table]).task.tolist() == [0, 1, 0, 0, 0, 2]
 
 
+def test_a_task_of_another_family_is_no_problem_of_the_run():
+    table = grade(Table.of(episodes()))
+    assert updated((), table, BufferConfig(capacity=2), 5, "code") == (
+        (),
+        {"buffer/size": 0.0, "buffer/added": 0.0},
+    )
+
+
+@pytest.mark.parametrize("setting", [{"streams": "type"}, {"examples": 2}])
+def test_settings_of_a_buffer_need_one(setting):
+    with pytest.raises(ValueError, match="is for a buffer, and capacity is 0"):
+        BufferConfig(**setting)
+
+
 def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     table, config = grade(Table.of(episodes())), BufferConfig(capacity=2)
-    found, said = updated((), table, config, 5)
+    found, said = updated((), table, config, 5, "math")
     assert found == (Entry(MADE, 5, 3, 2.0), Entry(OTHER, 5, 1, 1.0))
     assert said == {"buffer/size": 2.0, "buffer/added": 2.0, "buffer/learnability": pytest.approx(1 / 9)}
-    again, said = updated(found, table, config, 6)
+    again, said = updated(found, table, config, 6, "math")
     assert again == (Entry(MADE, 5, 6, 4.0), Entry(OTHER, 5, 2, 2.0)) and said["buffer/added"] == 0
     older = (Entry(task("old"), 1), Entry(task("older"), 1))
-    assert updated(older, table, config, 6)[0] == (Entry(MADE, 6, 3, 2.0), Entry(OTHER, 6, 1, 1.0))
-    assert updated(older, table, BufferConfig(), 6) == (older, {})
+    assert updated(older, table, config, 6, "math")[0] == (Entry(MADE, 6, 3, 2.0), Entry(OTHER, 6, 1, 1.0))
+    assert updated(older, table, BufferConfig(), 6, "math") == (older, {})
     failed = Table.of([dataclasses.replace(episodes()[0], error="no")])
-    assert updated((), grade(failed), config, 5)[0] == ()
-    assert updated(found, grade(failed), config, 6)[0] == found  # its right answers are no failed tries
+    assert updated((), grade(failed), config, 5, "math")[0] == ()
+    assert (
+        updated(found, grade(failed), config, 6, "math")[0] == found
+    )  # its right answers are no failed tries
 
 
 def test_other_words_under_the_id_of_a_task_that_is_kept_are_refused():
     other = dataclasses.replace(MADE, question="another?", gold="8")
     first = dataclasses.replace(episodes()[0], calls=(call("solver", "8", "solver", other),))
     with pytest.raises(SharedId, match=r"two tasks have the id 'made/a', with the questions 'made/a\?' and"):
-        updated((Entry(MADE, 1),), grade(Table.of([first])), BufferConfig(capacity=2), 5)
+        updated((Entry(MADE, 1),), grade(Table.of([first])), BufferConfig(capacity=2), 5, "math")
 
 
 def test_a_task_is_kept_as_a_checkpoint_gives_it_back():
     made = dataclasses.replace(MADE, meta={"pair": (1, (2, float("inf")))}, tests=({"args": (1,)},))
     first = dataclasses.replace(episodes()[0], calls=(call("solver", "7", "solver", made),))
-    (entry,), _ = updated((), grade(Table.of([first])), BufferConfig(capacity=2), 5)
+    (entry,), _ = updated((), grade(Table.of([first])), BufferConfig(capacity=2), 5, "math")
     assert entry.task.meta == {"pair": [1, [2, float("inf")]]} and entry.task.tests == ({"args": [1]},)
     assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
