@@ -35,11 +35,9 @@ class Workers:
         self._name, self._threads, self._started = name, threads, 0
         self._queue: queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._jobs: set[_Job] = set()  # queued or running
-        self._closed = False
+        self._closed, self._finish = False, finish
         # Threads refer to the queue and not to this object, so that they end when it is garbage-collected.
         weakref.finalize(self, self._queue.put, None)
-        if finish:
-            _finishing.add(self)
 
     def submit(self, call: Callable[..., _T], *args: Any, limit_s: float = math.inf) -> "Future[_T]":
         """Queue a call. If it runs for longer than `limit_s`, its future raises a TimeoutError."""
@@ -48,6 +46,9 @@ class Workers:
         job = _Job(limit_s)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
+        if self._finish:  # also if the pool is gone by then, as after a Ctrl-C
+            _finishing.add(job)
+            job.add_done_callback(_finishing.discard)
         if self._started < self._threads:
             self._started += 1
             self._start()
@@ -96,9 +97,9 @@ def run_parallel(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> l
         workers.close(wait)
 
 
-def join_all(seconds: float) -> bool:
-    """Cancel what pools with `finish` have not started; returns whether the running jobs end within `seconds`."""
-    jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
+def join_all(seconds: float | None = None) -> bool:
+    """Cancel what pools with `finish` have not started; returns whether the running jobs end in time (None: any)."""
+    jobs = list(_finishing)
     for job in jobs:
         job.cancel()
     return not wait_for(jobs, seconds).not_done
@@ -146,15 +147,10 @@ def _work(jobs: "queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None]") -> N
     jobs.put(None)  # for the next thread
 
 
-_finishing: "weakref.WeakSet[Workers]" = weakref.WeakSet()
-
-
-def _finish() -> None:
-    for workers in list(_finishing):
-        workers.close(None)
+_finishing: set[_Job] = set()  # jobs that the interpreter waits for
 
 
 # As `concurrent.futures` does. `atexit` would be too late: if JAX is imported after this, its clean-up runs first.
-threading._register_atexit(_finish)  # type: ignore[attr-defined]
+threading._register_atexit(join_all)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_finishing.clear)  # threads do not exist in a forked child

@@ -175,6 +175,12 @@ def run(
         print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)
     for row in claim_rows(name, recipe, record):
         print(" | ".join(row))
+    if not arms:
+        print(
+            f"'{written}' keeps its results of more seeds"
+            if _has_more_runs(written, record)
+            else f"written: {written}"
+        )
     return record
 
 

@@ -29,6 +29,22 @@ def test_pools_of_programs_are_waited_for_so_long():
     assert join_all(WAIT_S) and job.done()
 
 
+def test_a_program_that_a_ctrl_c_left_behind_is_known_though_its_pool_is_gone():
+    begun, done = threading.Event(), threading.Event()
+
+    def items():
+        yield None
+        begun.wait()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_parallel("test", lambda _: begun.set() or done.wait(), items())
+    gc.collect()
+    assert not join_all(0)
+    done.set()
+    assert join_all(WAIT_S)
+
+
 def test_results_and_errors_come_to_whoever_waits():
     workers = Workers("test")
     assert workers.submit(divmod, 7, 2).result(WAIT_S) == (3, 1)

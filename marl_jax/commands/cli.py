@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging as python_logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,6 +82,8 @@ def run(
     command that only prints, or prints last: the reader of its output may close it early.
     """
     make_output_safe()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # packages are imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with early_close_allowed() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)

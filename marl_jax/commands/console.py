@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import runpy
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ def main() -> int | None:
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, for the user's workflows, tasks and rewards
     sys.argv[1:2] = []
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # as in experiments/__init__.py
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     runpy.run_path(str(file), run_name="__main__")
     return None
 

@@ -251,7 +251,9 @@ def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[WhichCheckpoi
         return ["base"] if recast else []
     saved = steps(path / "checkpoints")
     if not saved:
-        raise CheckpointError(f"there is no checkpoint in '{path / 'checkpoints'}': train first")
+        raise CheckpointError(
+            f"there is no checkpoint in '{path / 'checkpoints'}': train first, up to the first one"
+        )
     return list(saved) if every else [which]
 
 

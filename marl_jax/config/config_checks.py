@@ -332,7 +332,7 @@ def _singletons(config: RunFields) -> Problems:
     if is_own(config.advantages.estimator):
         return  # it may compare what it likes
     by_group = config.advantages.estimator != "agent"
-    if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
+    if config.rollout.samples != 1 or (by_group and config.advantages.singleton == "reward"):
         return
     if find(config.workflow.name).may_fork:  # its branches may be compared
         return

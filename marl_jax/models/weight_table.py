@@ -139,6 +139,7 @@ def check_params(config: ModelConfig, params: Tree, *, dtypes: bool = True) -> N
 
 
 def listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 

@@ -433,7 +433,7 @@ def _way_out(part: str, config: RunConfig) -> str:
     seeds = [f"lower --config.seeds ({config.seeds})"] * (config.seeds > 1)
     narrower = ["--config.policies.dtype=bfloat16 if it is float32"] * (policies.dtype != "bfloat16")
     lora = ["--config.policies.train=lora"]
-    if "lora" in {policies.train, *policies.trains.values()}:
+    if adapters := "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
         **{name: [*fewer, shorter] for name in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},
@@ -447,4 +447,4 @@ def _way_out(part: str, config: RunConfig) -> str:
             for name in (memory.COPIES, memory.RESULTS, memory.SCRATCH)
         },
     }
-    return ", or ".join([*seeds, *ways.get(part, [*lora, smaller])])
+    return ", or ".join([*seeds, *ways.get(part, [smaller] if adapters else [*lora, smaller])])

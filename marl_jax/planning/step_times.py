@@ -51,6 +51,7 @@ class Guess:
 
     seconds: float
     how: str
+    name: str = "measured"
 
 
 def guess(config: RunConfig, plan: Plan) -> Guess | None:
@@ -64,7 +65,9 @@ def guess(config: RunConfig, plan: Plan) -> Guess | None:
         return None
     factor = statistics.median(ratios)
     cells = f"{len(ratios)} other cell{'s' * (len(ratios) > 1)}"
-    return Guess(counted * factor, f"{factor:.2g} times the calculated time, as in steps of {cells} here")
+    return Guess(
+        counted * factor, f"{factor:.2g} times the calculated time, as in steps of {cells} here", "corrected"
+    )
 
 
 def _file(config: RunConfig, plan: Plan) -> Path:

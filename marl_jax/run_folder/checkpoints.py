@@ -236,7 +236,7 @@ def restore(
     directory = _absolute(directory)
     saved = steps(directory)
     if not saved:
-        raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
+        raise CheckpointError(f"there is no checkpoint in '{directory}': train first, up to the first one")
     if which == "latest":
         return _load_newest(directory, templates)[:2]
     step = best_of(directory, saved) if which == "best" else which

@@ -32,8 +32,8 @@ def rewind(path: str | os.PathLike[str], step: int, checkpoint: str | None = Non
     with _opened(path):
         lines = path.read_bytes().splitlines(keepends=True)
     kept, removed = list[bytes](), list[dict[str, Any]]()
-    for line in lines:
-        entry = _parse(line, path)
+    for number, line in enumerate(lines, 1):
+        entry = _parse(line, path, number)
         if entry["step"] <= step or (checkpoint and entry.get("checkpoint") == checkpoint):
             kept.append(line)
         else:
@@ -67,8 +67,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     if path.exists():
         with path_errors(path):
             lines = path.read_bytes().split(b"\n")[:-1]
-        for line in lines:
-            yield _parse(line, path)
+        for number, line in enumerate(lines, 1):
+            yield _parse(line, path, number)
 
 
 def last_complete_step(path: str | os.PathLike[str]) -> int:
@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parse(line: bytes, path: Path) -> dict[str, Any]:
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError:
@@ -106,5 +106,6 @@ def _parse(line: bytes, path: Path) -> dict[str, Any]:
     if isinstance(value, dict) and isinstance(value.get("step"), int):
         return value
     raise FolderError(
-        f"'{path}' holds a line that is no JSON object with a step: {line[:60]!r}; restore it, or remove it"
+        f"'{path}' holds a line that is no JSON object with a step: line {number}, "
+        f"{line[:60].decode(errors='replace')!r}; restore the line, or remove it"
     )

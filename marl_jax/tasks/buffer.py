@@ -39,11 +39,6 @@ class BufferConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        for name in ("streams", "examples"):
-            if getattr(self, name) and not self.capacity:
-                raise ValueError(
-                    f"{name} is for a buffer, and capacity is 0: set capacity, or leave {name} out"
-                )
 
 
 @dataclasses.dataclass(frozen=True)

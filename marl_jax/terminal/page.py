@@ -92,13 +92,13 @@ def plan_page(
     times.append(["in all", *(duration(sum((plan.seconds or {}).values())) for plan in plans)])
     known = guess(config, first)
     if known is not None:
-        times.append(["measured", duration(known.seconds), *["-"] * (len(plans) - 1)])
+        times.append([known.name, duration(known.seconds), *["-"] * (len(plans) - 1)])
     in_one = any(part.phase == "step" for part in first.parts)
     notes = [
         f"* only during its phase: {'sampling or step' if in_one else 'sampling, gradient or optimiser'}. Not counted: "
         "grading, and the memory of a process at its start (Python and JAX: about 0.3 GiB of the host)."
     ]
-    notes += [f"Measured: {known.how}."] if known else []
+    notes += [f"{known.name.capitalize()}: {known.how}."] if known else []
     notes += [_verdict(config, plan) for plan in plans]
     fill = functools.partial(filled, subsequent_indent="  ")
     tables = [aligned(_memory_rows(plans), left=1), aligned(times, left=1)]

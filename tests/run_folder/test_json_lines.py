@@ -116,7 +116,9 @@ def test_lines_of_a_checkpoint_that_is_always_there_stay(tmp_path):
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n')
-    told = r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it"
+    told = (
+        r"holds a line that is no JSON object with a step: line \d, 'hello.*; restore the line, or remove it"
+    )
     for use in (lambda path: rewind(path, 5), lambda path: list(read_lines(path)), last_complete_step):
         with pytest.raises(FolderError, match=told):
             use(tmp_path / "metrics.jsonl")

@@ -308,6 +308,20 @@ def test_a_run_that_fails_is_told_without_a_traceback_of_the_library(capfd, monk
     assert capfd.readouterr().err.splitlines()[1:] == ["Traceback ..."]
 
 
+def test_ctrl_c_ends_a_command_at_once_while_it_imports_its_packages(monkeypatch):
+    lines = (
+        "import sys, signal",
+        "sys.argv = ['-m']",
+        "import experiments",
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)",
+        "from marl_jax.commands import cli",
+        "handler = lambda *_: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)",
+        "cli.run(handler, read=cli.no_config)",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_ctrl_c_is_one_line(capfd, monkeypatch, reads):
     monkeypatch.setattr(sys, "argv", ["script", CELL] if reads else ["script"])

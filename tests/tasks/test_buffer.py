@@ -157,12 +157,6 @@ def test_a_task_of_another_family_is_no_problem_of_the_run():
     )
 
 
-@pytest.mark.parametrize("setting", [{"streams": "type"}, {"examples": 2}])
-def test_settings_of_a_buffer_need_one(setting):
-    with pytest.raises(ValueError, match="is for a buffer, and capacity is 0"):
-        BufferConfig(**setting)
-
-
 def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
     table, config = grade(Table.of(episodes())), BufferConfig(capacity=2)
     found, said = updated((), table, config, 5, "math")
