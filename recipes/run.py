@@ -8,6 +8,7 @@ results/recipes/NAME.json, from which `python -m recipes.report` makes the table
 recipe to ROOT/MODULE.json. With --arms they are only printed, since the token budget depends on all arms.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -157,6 +158,10 @@ def run(
         "arms": {arm: to_json(v) for arm, v in chosen.items()},
         "runs": [],
     }
+    keeps_results = not arms and not _has_more_runs(written, seeds)
+    if not keeps_results:
+        reason = "some arms" if arms else f"{seeds} seeds, and '{written}' has results of more"
+        print(f"numbers are shown and not kept: these are of {reason}", flush=True)
     for seed in range(seeds):
         folder = root / name / f"seed-{seed}"
         configs = {arm: of_arm(recipe, arm, folder, seed) for arm in chosen}
@@ -165,7 +170,7 @@ def run(
         of_seed = compared(recipe, configs, folder)
         record["runs"].append(of_seed)
         record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
-        if not arms and not _has_more_runs(written, record):
+        if keeps_results:
             written.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(written, json.dumps(record) + "\n")
         shown = {
@@ -175,18 +180,16 @@ def run(
         print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)
     for row in claim_rows(name, recipe, record):
         print(" | ".join(row))
-    if not arms:
-        print(
-            f"'{written}' keeps its results of more seeds"
-            if _has_more_runs(written, record)
-            else f"written: {written}"
-        )
+    if keeps_results:
+        print(f"written: {written}")
     return record
 
 
-def _has_more_runs(path: Path, record: dict[str, Any]) -> bool:
-    """Whether a file has results of more seeds, which this record must not replace."""
-    return path.exists() and len(json.loads(path.read_text())["runs"]) > len(record["runs"])
+def _has_more_runs(path: Path, seeds: int) -> bool:
+    """Whether a file has results of more seeds, which these must not replace."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return len(json.loads(path.read_text())["runs"]) > seeds
+    return False
 
 
 def main(_: None, left: list[str]) -> None:

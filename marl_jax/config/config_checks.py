@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from marl_jax import fields
 from marl_jax.config import phase_fields
+from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
 from marl_jax.config.workflow_checks import Problems, bad_sampling, error_of, of_workflow, playable, report
 from marl_jax.learning.estimators.groups import group_key
@@ -31,7 +32,7 @@ from marl_jax.workflows import find
 
 OF_FILES = ("directory", "bad_rows")  # fields of `data` for data sets read from files
 DRAWN = ("train_size", "test_size")  # fields of `data` for procedural data sets
-COLDEST = 1e-3  # temperature; below it tokens are the likeliest, whatever the logits
+COLDEST = 1e-3  # temperature; below it sampling is hardly different from greedy
 # {field: (another field, its value without which the first has no effect)}
 NEEDED = {
     "learner.updates_fixed": ("learner.updates", "fixed"),
@@ -214,24 +215,31 @@ def _sampling(config: RunFields) -> Problems:
                 f"role '{role}' has top_k 0 in a run that truncates: training renormalises over the kept tokens, "
                 f"so limit their number, such as role_sampling.{role}.top_k=64"
             )
-    frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
+    learning = {*config.role_settings} - {*config.policies.frozen_roles, *config.learner.interventions.freeze}
     if config.phases:
-        owners = config.policies.map, config.policies.frozen_roles
         with contextlib.suppress(ValueError):  # of a name that is reported elsewhere
-            frozen |= {*config.role_settings}.difference(*(p.trained_roles(*owners) for p in config.phases))
+            learning = {role for phase in config.phases for role in _learning_from_samples(config, phase)}
     for role, settings in sampled.items() if config.steps else ():
-        if settings.min_new_tokens and not settings.top_k and role not in frozen:
+        if settings.min_new_tokens and not settings.top_k and role in learning:
             yield (
                 f"role '{role}' has min_new_tokens {settings.min_new_tokens} and top_k 0: only with top_k does "
                 "training know that its first tokens were sampled without those that end a text; set top_k, such as "
                 f"role_sampling.{role}.top_k=64, or leave min_new_tokens 0"
             )
     for role, settings in config.role_settings.items():
-        if config.steps and role not in frozen and settings.temperature < COLDEST:
+        if config.steps and role in learning and settings.temperature < COLDEST:
             yield (
                 f"role '{role}' samples at temperature {settings.temperature:g}: nothing can be learned from the one "
                 "answer it gives; raise the temperature, or freeze the role"
             )
+
+
+def _learning_from_samples(config: RunFields, phase: Phase) -> set[str]:
+    """The roles that a phase trains on what it samples."""
+    if phase.source != "play":
+        return set()
+    trained = phase.trained_roles(config.policies.map, config.policies.frozen_roles)
+    return trained - {*phase_fields.learner_of(config.learner, phase).interventions.freeze}
 
 
 def _data(config: RunFields) -> Problems:

@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import itertools
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,11 +124,15 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
         (path, value if isinstance(value, str) else json.dumps(fields.to_json(value)))
         for path, value in settings.items()
     ]
-    changed, problems = fields.change(config, texts)
+    # A phase's rate is that of all policies, but for those to which the phase gives another.
+    of_all = any(f"{RATE}.".startswith(f"{path}.") for path in settings)
+    before = dataclasses.replace(config, learning_rates={}) if of_all else config
+    changed, problems = fields.change(before, texts)
     if problems:
         raise ValueError("; ".join(problems))
-    if RATE in settings and not any(path.startswith("learning_rates") for path in settings):
-        return dataclasses.replace(changed, learning_rates={})  # the phase's rate is that of all policies
+    for kept in KEPT:  # a group that was replaced may change them, too
+        if operator.attrgetter(kept)(changed) != operator.attrgetter(kept)(config):
+            raise ValueError(f"learner.{kept} is fixed for a run: it cannot change from phase to phase")
     return changed
 
 

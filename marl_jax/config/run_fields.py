@@ -88,7 +88,7 @@ class DataConfig:
 class RolloutConfig:
     """How episodes are made."""
 
-    samples: Annotated[int, Ge(1), Le(10_000)] = 8  # episodes per problem
+    samples: Annotated[int, Ge(1), Le(10_000)] = 8  # episodes per problem; the bound keeps plans quick
     # Above 1, dynamic sampling: problems that teach nothing are sampled again, up to this many times in all.
     draws: Count = 1
     limits: Limits = dataclasses.field(default_factory=Limits)  # limits of one episode

@@ -202,10 +202,10 @@ class Checkpoints:
     def _prune(self) -> None:
         saved = steps(self.directory)
         keep = set(saved[-self._latest :])
-        # One whose seal cannot be read now may be the best.
-        keep |= {step for step in saved if not is_sealed(self.directory / str(step))}
         if self._best and (best := best_of(self.directory, saved)) is not None:
             keep.add(best)
+        if self._best:  # one whose seal cannot be read now may be the best
+            keep |= {step for step in saved if not is_sealed(self.directory / str(step))}
         if self._keep_every:
             keep |= {step for step in saved if step % self._keep_every == 0}
         for step in set(saved) - keep:
@@ -242,9 +242,9 @@ def restore(
     step = best_of(directory, saved) if which == "best" else which
     unread = [str(step) for step in saved if not is_sealed(directory / str(step))] if which == "best" else []
     if step is None:
-        reason = f"checkpoints with a damaged seal ({', '.join(unread)}) may be" if unread else "so none is"
+        but = f"; checkpoints with a damaged seal ({', '.join(unread)}) may have been" if unread else ""
         raise CheckpointError(
-            f"no checkpoint in '{directory}' was evaluated by the run itself, {reason} the best: use latest"
+            f"no checkpoint in '{directory}' was evaluated by the run itself, so none is the best: use latest{but}"
         )
     if unread:
         logging.warning("best: checkpoint %s is left out, since its seal is damaged", ", ".join(unread))

@@ -111,7 +111,7 @@ def with_own_policies(table: Table, config: RunConfig, parts: Parts) -> Table:
                 "calls of a run with its tokenizer, or set the phase's flatten, which learns from texts"
             )
     policies = tuple(dict.fromkeys(names))
-    # Weights and clip ranges of rows were made by the other run's settings.
+    # Weights and clip ranges of rows are those of the step that made them.
     table = table.replace(**dict.fromkeys(ROW_COLUMNS))
     return table.replace(policies=policies, policy=np.array([policies.index(n) for n in names], np.int32))
 

@@ -255,5 +255,7 @@ def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:
         raise OwnError(
             f"sampler '{name}' returned {in_words(result)}; return logits {list(logits.shape)}, as it was given"
         )
-    # What a token of probability 0 has for a logit need not be -inf: -1e9 is not a token that was kept.
-    return jnp.where(jnp.exp(result - jnp.max(result, axis=-1, keepdims=True)) > 0, result, -jnp.inf)
+    # A sampler may write -1e9 for -inf, or inf for the only tokens to keep.
+    result = result.astype(jnp.float32)
+    gap = jnp.where(jnp.isposinf(result), 0.0, result - jnp.max(result, axis=-1, keepdims=True))
+    return jnp.where(jnp.exp(gap) > 0, jnp.where(jnp.isposinf(result), 0.0, result), -jnp.inf)

@@ -34,9 +34,9 @@ def load_prompts(family: str, size: str = "full", folder: str | pathlib.Path = F
     if not files:
         known = ", ".join(sorted(p.name for p in folder.glob("*/"))) or "no folder"
         raise ValueError(f"no prompt files in '{path}'; there is: {known}")
-    if taken := [file.name for file in files if hasattr(Prompts, file.stem) or file.stem == "files"]:
+    if taken := [file.name for file in files if file.stem in {"files", *vars(Prompts)}]:
         raise ValueError(
-            f"prompt file '{taken[0]}' in '{path}' has a name that no role can have: rename both"
+            f"prompt file '{taken[0]}' in '{path}' has a name that no role can have: rename the role"
         )
     return Prompts({file.stem: _read(file) for file in files})
 

@@ -52,6 +52,16 @@ def test_the_rate_of_a_phase_is_that_of_policies_with_a_rate_of_their_own():
     assert learner_of(config, Phase(1, learner=rate)).learning_rates == {}
     both = learner_of(config, Phase(1, learner=rate | {"learning_rates": {"p1": 0.1}}))
     assert both.learning_rates == {"p1": 0.1}
+    for nested in (
+        {"optimiser.schedule": {"learning_rate": 0.25}},
+        {"optimiser": {"schedule": {"learning_rate": 0.25}}},
+    ):
+        changed = learner_of(config, Phase(1, learner=nested))
+        assert changed.learning_rates == {} and changed.optimiser.schedule.learning_rate == 0.25
+    two = LearnerConfig(learning_rates={"p1": 0.02, "p2": 0.03})
+    assert learner_of(two, Phase(1, learner=rate | {"learning_rates.p1": 0.5})).learning_rates == {"p1": 0.5}
+    with pytest.raises(ValueError, match=r"learner\.optimiser\.kind is fixed for a run"):
+        learner_of(config, Phase(1, learner={"optimiser": {"kind": "sgd"}}))
     assert learner_of(config, Phase(1, learner={"epochs": 2})).learning_rates == {"p1": 0.02}
 
 
@@ -59,6 +69,12 @@ def test_a_role_that_no_phase_trains_may_answer_greedily():
     greedy = ("role_sampling.aggregator.temperature", "0")
     assert load_config(VOTING, [greedy, phased({"steps": 5, "roles": ["generator"]})]).phases
     assert "aggregator' samples at temperature 0" in refused(greedy, phased({"steps": 5}))[0]
+    lifted = {"steps": 5, "learner": {"interventions.freeze": []}}
+    frozen = ("learner.interventions.freeze", "aggregator")
+    assert "aggregator' samples at temperature 0" in refused(greedy, frozen, phased(lifted))[0]
+    assert load_config(
+        VOTING, [greedy, phased({"steps": 5, "learner": {"interventions.freeze": ["aggregator"]}})]
+    )
 
 
 def test_who_trains():

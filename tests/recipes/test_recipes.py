@@ -110,9 +110,11 @@ def test_a_recipe_plays_two_steps(name, arms, base, tmp_path):
 
 def test_fewer_seeds_do_not_replace_the_results_of_more(tmp_path):
     file = tmp_path / "one.json"
-    assert not run._has_more_runs(file, {"runs": [1]})
+    assert not run._has_more_runs(file, 1)
     file.write_text(json.dumps({"runs": [1, 2, 3]}))
-    assert run._has_more_runs(file, {"runs": [1, 2]}) and not run._has_more_runs(file, {"runs": [4, 5, 6]})
+    assert run._has_more_runs(file, 2) and not run._has_more_runs(file, 3)
+    file.write_text("damaged")
+    assert not run._has_more_runs(file, 1)
 
 
 def test_arms_are_compared_where_the_thriftiest_has_ended(tmp_path, monkeypatch):

@@ -75,8 +75,8 @@ def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward
         "import sys\ndef parts():\n    try: yield\n    finally: print(sys.stdin.read())\np = parts()\nnext(p)",
         "import sys\ndef main():\n    out = open(1, 'w', encoding='utf8')\n    out.write(sys.stdin.read())\n"
         "    sys.exit()\nmain()",
-        "import sys\nmany = [str(n) for n in range(1_200_000)]\nout = open(1, 'w', encoding='utf8')\n"
-        "out.write(sys.stdin.read())",
+        "import sys, weakref\nmany = [[n] for n in range(1_200_000)]\nclass Dead: pass\n"
+        "dead = weakref.proxy(Dead())\nout = open(1, 'w', encoding='utf8')\nout.write(sys.stdin.read())",
         "import sys\nfrom multiprocessing.pool import ThreadPool\nprint(ThreadPool(2).map(str, [sys.stdin.read()])[0])",
         "import shutil, sys\nopen('a', 'w').write(sys.stdin.read())\nshutil.copy2('a', 'b')\nprint(open('b').read())",
     ],

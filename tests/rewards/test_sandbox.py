@@ -492,7 +492,9 @@ def test_a_zygote_that_was_killed_while_idle_is_replaced_and_fails_no_program():
         for number in range(3):
             assert run_program(f"print(input() + '' * {number})", ECHO, pool=pool).passed
             (shell,) = zygote_pids(pool)
+            inner = descendants(shell)
             os.kill(shell, signal.SIGKILL)
+            assert eventually(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in inner))  # noqa: B023
         verdict = run_program("print(input() + '')", ECHO, pool=pool)
         assert verdict.passed and not verdict.lost
 

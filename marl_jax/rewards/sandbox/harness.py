@@ -27,6 +27,7 @@ RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500
 _RECURSION_LIMIT = 50_000  # nested calls
+_FILES = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}  # what `open` makes to write
 _MANY = 1_000_000  # memory blocks that would take long to free
 _Namespace = dict[str, Any]
 # Modules that answers to LeetCode's problems use without imports, like all public names of these modules.
@@ -121,8 +122,8 @@ def _end() -> None:
         sys.modules.pop("__main__", None)
         gc.collect()
     else:  # too many to free: write the files that are open
-        for file in gc.get_objects():
-            if isinstance(file, io.IOBase):
+        with contextlib.suppress(MemoryError):
+            for file in filter(lambda one: type(one) in _FILES, gc.get_objects()):
                 with contextlib.suppress(Exception):
                     file.flush()
     for stream in (sys.stdout, sys.__stdout__):

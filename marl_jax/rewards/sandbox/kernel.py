@@ -175,7 +175,8 @@ def _new_root() -> None:
     if not os.path.lexists(root + "/tmp"):  # a runtime may live there
         os.symlink(f"{BOX}/tmp", root + "/tmp")
     os.symlink(f"{BOX}/stdin", root + "/dev/stdin")
-    os.symlink(f"{BOX}/tmp", root + "/dev/shm")
+    if not os.path.lexists(root + "/dev/shm"):
+        os.symlink(f"{BOX}/tmp", root + "/dev/shm")
     _mount(None, root, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
     os.chdir(root)
     _check(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")

@@ -171,7 +171,11 @@ class Pool:
         try:
             try:
                 failure = program.steps[program.at](seat)
-            except ZygoteGone:  # it was killed while it was idle: no program has run
+            except (
+                ZygoteGone
+            ):  # killed while it was idle: this process has not begun, so the test is run again
+                if self._closed:  # it was `close` that ended it
+                    raise
                 seat.clear()
                 failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:

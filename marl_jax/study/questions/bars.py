@@ -20,7 +20,7 @@ class Bar(NamedTuple):
     runs: Sequence[float]
     verdict: str = ""
     level: float = 0.0  # the value that it is compared with
-    scale: int = 0  # bars of one number share a scale
+    scale: int = 0  # bars with the same number share an axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Finding:
 
     @property
     def parts(self) -> list["Finding"]:
-        """The finding for each scale, with the bars of it."""
+        """The finding for each axis, with its bars."""
         scales = dict.fromkeys(bar.scale for bar in self.bars)
         return [dataclasses.replace(self, bars=[b for b in self.bars if b.scale == one]) for one in scales]
 

@@ -66,11 +66,16 @@ def amplification(runs: Sequence[Run]) -> Finding:
         rows.append(
             (str(agents), str(len(complete)), *map(_number, (intervals[0], over_alone, *intervals[1:])))
         )
-    power, of_sum, of_alone = growth_of_several(bars), growth(counts, sums.T), growth(counts, alone.T)
+    first = sum(agents < 2 for agents in counts)
+    power, of_sum, of_alone = (
+        growth_of_several(bars),
+        growth(counts, sums.T),
+        growth(counts[first:], alone[first:].T),
+    )
     parallel = [row for row in rows if int(row[0]) > 1]
     answer = (
         "Relative to the mean length of one agent's part, the sum of the parts of 2 agents or more grows with n to the "
-        f"power of {_number(power)}: the growth suits {_alike(power)}. With {parallel[0][0]} agents it is "
+        f"power of {_number(power)}: it grows as for {_alike(power)}. With {parallel[0][0]} agents it is "
         f"{parallel[0][3]} times that of independent ones, with {parallel[-1][0]} {parallel[-1][3]} times. The sum "
         f"itself, the role's gradient, scales with n to the power of {_number(of_sum)}: with {counts[-1]} agents it is "
         f"{rows[-1][-2]} times as long as with {counts[0]}, and Adam's update {rows[-1][-1]} times."
@@ -78,9 +83,9 @@ def amplification(runs: Sequence[Run]) -> Finding:
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, averaged over the kept steps. For n independent "
         "agents it is the square root of n if their parts are equally long; with the measured lengths it would be n "
-        f"to the power of {of_alone.mean:.3f}. That of one agent is 1 by definition, so powers are those of 2 or more. "
-        "Lengths of the sum and of Adam's update are relative to those with the fewest agents. 95% t intervals over "
-        "seeds."
+        f"to the power of {of_alone.mean:.3f}. That of one agent is 1 by definition, so its powers are those of 2 or "
+        "more. Lengths of the sum and of Adam's update are relative to those with the fewest agents. 95% t intervals "
+        "over seeds."
     )
     head = "agents", "seeds", "amplification", "over √n", "length of the sum", "length of the update"
     table = Table("Agents", rows, head, how)

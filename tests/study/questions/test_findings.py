@@ -305,7 +305,7 @@ def test_the_largest_series_of_agents_is_told_of_whatever_the_order_of_runs(tmp_
     one = with_agents(tmp_path / "one", 0.5)[:-1]
     other = with_agents(tmp_path / "two", 1.0, rollout={"samples": 4})
     said = [findings.answers(runs)[0][2].answer for runs in ([*one, *other], [*other, *one])]
-    assert said[0] == said[1] and "the growth suits aligned agents" in said[0]
+    assert said[0] == said[1] and "it grows as for aligned agents" in said[0]
     assert said[0].endswith("Left out: 1 smaller series of other cells or roles.")
 
 
@@ -320,7 +320,7 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
     runs = with_agents(tmp_path, power)
     found = findings.answers(runs)[0][2]
     said = re.search(
-        r"power of (\d\.\d+) \((\d\.\d+) – (\d\.\d+)\): the growth suits (\w+(?: between)?)", found.answer
+        r"power of (\d\.\d+) \((\d\.\d+) – (\d\.\d+)\): it grows as for (\w+(?: between)?)", found.answer
     )
     assert float(said[2]) <= power <= float(said[3]) and said[4] == word
     # The sum itself became shorter, whatever it is beside the parts.
