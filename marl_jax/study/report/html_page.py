@@ -32,7 +32,7 @@ from marl_jax.study.record import ODD, Run
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
 from marl_jax.study.results import Study
-from marl_jax.study.seeds import uncounted
+from marl_jax.study.seeds import by_cell, uncounted
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
 PAGE = Path(__file__).with_name("page")
@@ -77,9 +77,11 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
     accuracies = [
-        dataclasses.replace(panel, title=name)
-        for name, run in runs.items()
-        if (panel := curves.accuracy(run))
+        dataclasses.replace(panel, title=cell.label, how="A line for each run.")
+        for cell in by_cell(list(runs.values()))
+        if (
+            panel := curves.overlay({f"seed {r.config['seed']}": r for r in cell.runs}, curves.ACCURACY)
+        ).lines
     ]
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, study.root.name, wide_first=False)
