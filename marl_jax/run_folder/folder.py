@@ -211,7 +211,9 @@ def _still_settled(record: Mapping[str, Any], lines: Sequence[str]) -> dict[str,
     """The settled values that still apply after the changes in `lines`; None if a change affects all of them."""
     if any(line.startswith(_SETTLED_BY) and not line.startswith(_FREE) for line in lines):
         return None
-    dropped = ("road", "devices") if any(line.startswith("config.road:") for line in lines) else ()
+    changed = lambda field: any(line.startswith(f"config.{field}:") for line in lines)
+    # Devices divide the problems of a step; how many do is then chosen anew.
+    dropped = ("road", "devices") if changed("road") else ("devices",) if changed("data.problems") else ()
     return {name: value for name, value in record.get("settled", {}).items() if name not in dropped}
 
 

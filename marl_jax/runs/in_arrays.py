@@ -335,9 +335,10 @@ def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
             f"{began} {count} devices and there are {len(available)}: start it where there are {count} (on a CPU: "
             f"XLA_FLAGS=--{FORCED}={count}), or choose another --workdir"
         )
+    of_mesh = " (mesh.data)" * (config.mesh.devices > 1)
     if config.seeds == 1 and config.data.problems % (count // model):
         raise NoArrayForm(
-            f"{config.data.problems} problems that {count // model} devices (mesh.data) do not divide"
+            f"{config.data.problems} problems that {count // model} devices{of_mesh} do not divide"
         )
     return available[:count]
 

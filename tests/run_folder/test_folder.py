@@ -182,6 +182,8 @@ def test_what_an_accepted_change_leaves_of_the_settled_values_is_known_before_it
     leave_results(tmp_path)
     assert folder.settled_for(tmp_path, changed(steps=7)) == {"lanes": 64, "road": "compiled", "devices": 1}
     assert folder.settled_for(tmp_path, changed(road="compiled", steps=7)) == {"lanes": 64}
+    fewer = dataclasses.replace(CONFIG.data, problems=3)
+    assert folder.settled_for(tmp_path, changed(data=fewer)) == {"lanes": 64, "road": "compiled"}
     longer = dataclasses.replace(CONFIG.sampling, max_new_tokens=CONFIG.sampling.max_new_tokens - 1)
     assert folder.settled_for(tmp_path, changed(sampling=longer)) == {}
 
