@@ -180,6 +180,7 @@ def test_near_ties_are_at_most_a_thousandth_of_the_calls_of_all_cells(capsys):
     assert found.few
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("roads", ["voting isolated"], indirect=True)
 def test_a_prompt_that_is_longer_as_text_than_as_it_was_said_is_cut_and_counted(roads):
     """A model says "use", then the word "return "; in the next prompt that is the word "user", and six characters."""
@@ -207,6 +208,7 @@ def test_a_prompt_that_is_longer_as_text_than_as_it_was_said_is_cut_and_counted(
     assert not table.cut[table.call < 3].any()
 
 
+@pytest.mark.long
 def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
     shutil.copytree("configs/bases/micro-xs", tmp_path / "base")
     ends = [2, load_tokenizer(tmp_path / "base").convert_tokens_to_ids("\\boxed")]

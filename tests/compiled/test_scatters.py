@@ -21,6 +21,7 @@ def _scatters(function, *given):
     return [one.params["unique_indices"] for one in found if one.primitive.name == "scatter"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cell, seeds",
     [

@@ -126,7 +126,7 @@ def play(loss, *, steps, rate, samples, estimator="grpo", kl_coef=0.0, **options
         pytest.param(LossConfig("ppo", "token_mean", dual_clip=3.0), marks=pytest.mark.long),
         pytest.param(LossConfig("gspo", clip_low=0.05, clip_high=0.05), marks=pytest.mark.long),
         pytest.param(LossConfig("cispo"), marks=pytest.mark.long),
-        LossConfig("pg"),
+        pytest.param(LossConfig("pg"), marks=pytest.mark.long),
     ],
     ids=lambda loss: f"{loss.kind}-{loss.aggregation}",
 )

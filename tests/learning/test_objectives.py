@@ -227,7 +227,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto", "sppo"])
+@pytest.mark.parametrize("kind", ["dpo", *(pytest.param(k, marks=pytest.mark.long) for k in ("kto", "sppo"))])
 @pytest.mark.parametrize(
     "way", ["shared prompts", *(pytest.param(way, marks=pytest.mark.long) for way in list(WAYS)[1:])]
 )
@@ -240,6 +240,7 @@ def test_an_objective_has_its_plain_gradient_however_the_batch_is_cut(kind, way)
     assert report.warnings == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("dpo", "kto")), "sppo"]
 )

@@ -37,7 +37,9 @@ def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
 @pytest.mark.parametrize(
     "kernel", ["blocks", *(pytest.param(k, marks=pytest.mark.long) for k in ("cudnn", "splash"))]
 )
-@pytest.mark.parametrize("prompt", [(8, 9), (5, 9)])  # that fill their part of a tree, and that do not
+@pytest.mark.parametrize(
+    "prompt", [pytest.param((8, 9), marks=pytest.mark.long), (5, 9)]
+)  # that fill their part of a tree, and that do not
 def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=3, samples=4, prompt=prompt, lengths=(6, 10))

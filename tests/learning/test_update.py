@@ -64,9 +64,11 @@ def two_roles(policies=("p0", "p0")):
         {},
         {"batch": BatchConfig(BUCKETS, 32, share_prompts=False)},
         {"logprob_chunk": 1, "gradients": "off"},
-        {"network": Qwen3(TINY, remat="layer")},
-        {"batch": BatchConfig(BUCKETS, 256, slice_tokens=64)},
-        {"batch": BatchConfig(BUCKETS, 256, share_prompts=False, slice_tokens=1)},
+        pytest.param({"network": Qwen3(TINY, remat="layer")}, marks=pytest.mark.long),
+        pytest.param({"batch": BatchConfig(BUCKETS, 256, slice_tokens=64)}, marks=pytest.mark.long),
+        pytest.param(
+            {"batch": BatchConfig(BUCKETS, 256, share_prompts=False, slice_tokens=1)}, marks=pytest.mark.long
+        ),
     ],
     ids=["shared prompts", "packed", "one token a chunk", "remat", "short packs", "a row each"],
 )
@@ -85,8 +87,11 @@ def test_every_way_to_cut_the_batch_gives_the_plain_gradient(changes):
     "loss",
     [
         LossConfig(aggregation="token_mean", dual_clip=3.0),
-        LossConfig("gspo", clip_low=0.1, clip_high=0.1),
-        LossConfig("cispo", "sequence_mean_token_sum_norm", max_length=16, entropy_coef=0.05),
+        pytest.param(LossConfig("gspo", clip_low=0.1, clip_high=0.1), marks=pytest.mark.long),
+        pytest.param(
+            LossConfig("cispo", "sequence_mean_token_sum_norm", max_length=16, entropy_coef=0.05),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda loss: loss.kind,
 )

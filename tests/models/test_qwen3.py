@@ -197,7 +197,9 @@ def test_a_loop_over_layers_calls_cudnns_backward_attention_once(remat, monkeypa
     assert (calls(1), calls(3)) == (1, 3)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "layer"])
+@pytest.mark.parametrize(
+    "remat", ["none", *(pytest.param(remat, marks=pytest.mark.long) for remat in ("dots", "layer"))]
+)
 def test_unrolled_layers_have_the_values_and_gradients_of_a_loop(remat, monkeypatch):
     params, some = init(0, CONFIG), tokens(2, 7)
 

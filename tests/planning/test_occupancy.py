@@ -77,6 +77,7 @@ def test_lanes_in_use_are_worked_out_by_hand():
 RECORDED = (5, 5, 19, 20, 20, 20, 20, 20, 21, 21, 22, 22, 23, 24, 25, 28, 31, 46, 64, 64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -94,6 +95,7 @@ def test_a_step_of_the_flagship_keeps_its_lanes_busy(flagship, lengths):
     assert counted.in_use > 0.85 and counted.recomputed < 0.05 * counted.sampled
 
 
+@pytest.mark.long
 def test_lanes_suit_longer_completions_than_were_assumed(flagship):
     """They cost up to a quarter of the reads where lengths are as assumed, and save more where they are not."""
     config, plan = flagship

@@ -134,6 +134,7 @@ def test_the_gradient_of_packs_takes_the_memory_and_the_operations_that_xla_coun
     assert counted == pytest.approx(program.cost_analysis()["flops"], rel=0.15)
 
 
+@pytest.mark.long
 def test_the_gradient_under_a_large_vocabulary_takes_the_memory_that_xla_counts():
     model = dataclasses.replace(MODEL, vocab_size=6000, num_hidden_layers=9)
     batch = {"learner__batch__token_budget": "4096", "learner__batch__share_prompts": "false",
@@ -589,6 +590,7 @@ def test_the_command_prints_the_plan():
     assert "time per step" in done.stdout and "CPU fits" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cell",
     [

@@ -70,6 +70,7 @@ def test_equations_of_loops_and_branches_are_counted_once():
     assert count(lambda x: jax.lax.cond(x[0] > 0, lambda y: jnp.sin(jnp.sin(y)), jnp.cos, x)) == once + 1
 
 
+@pytest.mark.long
 def test_compiling_is_planned_by_the_equations_of_the_step(cell, road):
     step, _ = road.planned()
     hosted = make_plan(cell, find_models(cell)[0], HERE)

@@ -93,6 +93,7 @@ def test_every_scale_has_a_recipe_and_another_is_refused_by_name():
         get_recipe("l")
 
 
+@pytest.mark.long
 def test_the_command_writes_a_base_that_loads_and_says_how_it_was_made(tmp_path, capsys):
     out = tmp_path / "base"
     asked = ["--config=configs/micro.py:xs", "--config.steps=3", "--config.rows=2", f"--out={out}"]

@@ -95,7 +95,11 @@ QUICK = ("optima", "r_zero", "spo")
 
 @pytest.mark.parametrize(
     "name, arms",
-    [*((name, 1) for name in QUICK), *(pytest.param(n, None, marks=pytest.mark.campaign) for n in names())],
+    [
+        (QUICK[-1], 1),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in QUICK[:-1]),
+        *(pytest.param(n, None, marks=pytest.mark.campaign) for n in names()),
+    ],
 )
 def test_a_recipe_plays_two_steps(name, arms, base, tmp_path):
     recipe = find(name)

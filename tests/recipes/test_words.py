@@ -44,6 +44,7 @@ BASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", BASES)
 def test_of_prompts_of_each_lesson_most_are_answered_in_a_form_that_can_be_read(base):
     config, params = load_hf(base, dtype="float32")

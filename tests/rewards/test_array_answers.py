@@ -69,6 +69,7 @@ def listed(lines):
             yield f"\\boxed{{{answer.translate(SPACE)}}}", int(gold)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lines, verdict", [(RIGHT, True), (WRONG, False)], ids=["right", "wrong"])
 def test_ways_to_write_an_integer(lines, verdict):
     """Each with what the hosted grader says of it, which is worked out by hand, too."""
@@ -81,6 +82,7 @@ def test_ways_to_write_an_integer(lines, verdict):
 BEYOND = r"7\% 7_apples \frac{14}{2} 2^3-1 7! |7| [7] y=7 7,000 7_000 2**3 *7 7*/1 0() x()=7"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", BEYOND.split())
 def test_other_ways_are_counted_and_earn_nothing(answer):
     right, beyond = graded([f"\\boxed{{{answer.translate(SPACE)}}}"] * 2, [7, 7000])
@@ -192,6 +194,7 @@ def test_the_box_that_is_read_is_that_of_the_hosted_road():
     assert all(keys[key] == answer for key, answer in zip(map(bytes, np.asarray(solved.key)), read))
 
 
+@pytest.mark.long
 def test_grading_compiles_once_for_a_shape_and_runs_under_vmap():
     before = GRADE._cache_size()
     graded(["\\boxed{1}"] * 3, [1] * 3, width=48)

@@ -207,6 +207,7 @@ def test_a_fence_may_end_the_line_of_code(fence):
     assert beyond.tolist() == [True, True, fence != "```"]
 
 
+@pytest.mark.long
 def test_a_response_without_a_program_is_unreadable_and_a_program_is_found():
     text = spelled(["no program", written(" return x+1"), "x+1 `here`"], 128)
     tests = arrays.pack_tests([asked(written(" return x+1"), NUMBERS)] * 3)

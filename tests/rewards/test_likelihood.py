@@ -40,6 +40,7 @@ def by_hand(call):
     return np.mean([logp[i - 1, ids[0, i]] for i in range(first, ids.shape[1])])
 
 
+@pytest.mark.long
 def test_it_is_the_mean_over_the_tokens_that_were_said(base):
     rng = np.random.default_rng(0)
     lengths = [(3, 4), (1, 1), (30, 90), *[(5, 7)] * ROWS]  # more than one program's rows, two lengths

@@ -185,6 +185,7 @@ def test_the_text_of_an_answer_never_reaches_a_worker(monkeypatch):
     assert not any(word in text for text in seen for word in ("q", "Y", "Z"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cores", [1, 4])
 def test_workers_killed_from_outside_are_replaced(cores, monkeypatch):
     monkeypatch.setattr(user_cache, "cores", lambda: cores)

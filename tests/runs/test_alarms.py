@@ -49,6 +49,7 @@ def test_it_is_told_and_written_down_where_it_begins(told):
     assert [name for line in lines for name in undocumented("metrics.jsonl", line)] == []
 
 
+@pytest.mark.long
 def test_it_stands_at_the_top_of_the_page(told):
     page = write_report(told[0]).read_text()
     assert page.index("nothing to learn (generator) since step 3") < page.index("<figure")

@@ -336,6 +336,7 @@ def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("road", ["compiled", pytest.param("hosted", marks=pytest.mark.long)])
 def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatch):
     tried = roads.seconds_of_step
@@ -400,9 +401,7 @@ def test_a_road_that_is_asked_for_is_taken_whatever_was_settled(base, tmp_path):
 def test_devices_that_do_not_divide_the_problems_are_refused(base, monkeypatch):
     one = config(base)
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1] * 3)
-    with pytest.raises(
-        NoArrayForm, match=r"4 problems that 3 devices \(mesh.data\) do not divide: .*road=hosted"
-    ):
+    with pytest.raises(NoArrayForm, match=r"4 problems that 3 devices do not divide: .*road=hosted"):
         in_arrays.Compiled(one, load_parts(one), load_tasks(one.data, "train"), 3)
 
 

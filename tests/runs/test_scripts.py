@@ -311,6 +311,7 @@ def test_a_run_that_fails_is_told_without_a_traceback_of_the_library(capfd, monk
 def test_ctrl_c_ends_a_command_at_once_while_it_imports_its_packages(monkeypatch):
     lines = (
         "import sys, signal",
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",  # of a job in the background it is ignored
         "sys.argv = ['-m']",
         "import experiments",
         "print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)",

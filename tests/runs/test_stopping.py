@@ -13,7 +13,12 @@ from marl_jax.runs import stopping
 from marl_jax.runs.stopping import TOGETHER_S, Stop, Stopped
 
 
-@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.fixture(
+    params=[
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGINT, signal.SIGHUP)),
+    ]
+)
 def number(request):
     before = signal.getsignal(request.param)
     yield request.param

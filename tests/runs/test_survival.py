@@ -124,6 +124,7 @@ def test_several_widths_and_lengths_are_measured_once(base, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"] == settled
 
 
+@pytest.mark.long
 def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, tmp_path):
     class Asked(Live):
         """Sends the signal in the middle of the rollout of step 4."""

@@ -43,6 +43,7 @@ def test_requests_get_the_bits_in_two_banks_that_they_get_in_one(params):
     assert serve(two, later) == serve(one, later)
 
 
+@pytest.mark.long
 def test_what_comes_out_when_does_not_depend_on_which_bank_is_ready_first(params, monkeypatch):
     def history(delays):
         with monkeypatch.context() as patch:

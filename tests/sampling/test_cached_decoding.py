@@ -40,7 +40,9 @@ def check(params, config, requests, completions, tolerance):
             assert abs(np.log(probs[token]) - logprob) < tolerance
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", ["tied", *(pytest.param(name, marks=pytest.mark.long) for name in VARIANTS if name != "tied")]
+)
 def test_recorded_logprobs_and_greedy_tokens_are_those_of_the_forward_pass(name):
     config, settings = VARIANTS[name], SETTINGS if name == "tied" else PLAIN
     params = make_params(config)

@@ -72,6 +72,7 @@ def test_requests_added_while_others_run_change_no_bit(engine, alone):
     assert_same_bits([done[i] for i in range(24)], alone)
 
 
+@pytest.mark.long
 def test_a_published_vocabulary_with_its_own_end_tokens_can_be_served():
     config = dataclasses.replace(CONFIG, vocab_size=6000, eos_token_id=5999)
     settings = plan(config, Load(8, 72), lanes=256, budget_bytes=1 << 30)
@@ -115,6 +116,7 @@ def test_other_lane_counts_give_the_same_tokens_but_for_near_ties(params, alone)
         assert_same_but_for_near_ties(params, REQUESTS, alone, serve(Engine(params, CONFIG, other), REQUESTS))
 
 
+@pytest.mark.long
 def test_other_chunks_and_dispatches_give_the_same_tokens_but_for_near_ties(params, alone):
     other = dataclasses.replace(SETTINGS, lengths=(64,), chunks=(40,), prefill_tokens=80, steps=7)
     assert_same_but_for_near_ties(params, REQUESTS, alone, serve(Engine(params, CONFIG, other), REQUESTS))

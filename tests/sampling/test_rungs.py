@@ -95,6 +95,7 @@ def test_adapters_and_kept_sets_go_on_with_a_request(params):
     assert sum(one.tokens == other.tokens for one, other in zip(expected, broken)) >= 28
 
 
+@pytest.mark.long
 def test_later_turns_go_on_from_histories_of_any_rung(params):
     asked = [ask(prompt(1 + i % 7 * 5, i), i, new=6 + i % 9, keep=True) for i in range(12)]
     plain, engine = (

@@ -51,8 +51,8 @@ def line(text: str, label: str) -> str:
     [
         ("configs/micro.py:voting-isolated-s-math", "s"),
         ("configs/micro.py:single-shared-xs-code", "xs"),
-        ("configs/qwen3.py:orch_workers-isolated-4b-code", "4b"),
-        ("configs/qwen3.py:eval_opt-shared-0.6b-math", "0.6b"),
+        pytest.param("configs/qwen3.py:orch_workers-isolated-4b-code", "4b", marks=pytest.mark.long),
+        pytest.param("configs/qwen3.py:eval_opt-shared-0.6b-math", "0.6b", marks=pytest.mark.long),
     ],
 )
 def test_it_is_one_page_of_a_terminal(cell, scale):

@@ -551,6 +551,7 @@ def script(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_the_script_prints_where_the_page_is_or_one_line_of_what_is_wrong(tmp_path):
     folder = write_run(tmp_path / "run", lines=[metrics(1)])
     done = script(f"--workdir={folder}")
