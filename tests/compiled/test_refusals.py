@@ -247,7 +247,7 @@ def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_pl
     [
         pytest.param("enable_x64", True, "code", marks=pytest.mark.long),
         pytest.param("numpy_rank_promotion", "raise", "math", marks=pytest.mark.long),
-        ("numpy_dtype_promotion", "strict", "math"),
+        pytest.param("numpy_dtype_promotion", "strict", "math", marks=pytest.mark.long),
     ],
 )
 def test_a_step_has_the_same_types_where_jax_has_64_bits_or_is_strict(setting, value, family):

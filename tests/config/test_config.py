@@ -38,7 +38,7 @@ def refused(*texts, spec=VOTING):
     return error.value.problems
 
 
-@pytest.mark.parametrize("file", [micro, qwen3, study])
+@pytest.mark.parametrize("file", [micro, qwen3, pytest.param(study, marks=pytest.mark.long)])
 def test_every_cell_is_a_valid_configuration_that_json_gives_back(file):
     for cell in all_cells(file.SCALES):
         config = file.get_config(str(cell))

@@ -21,6 +21,7 @@ def gram(*vectors):
     return np.stack(vectors) @ np.stack(vectors).T
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_looked_up_row_is_summed_in_float32_under_bfloat16():
     """A thousand times one token: as the sum, in float64, of tokens that look alike and have a row each."""
     rows, half = 8, 64

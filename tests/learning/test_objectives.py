@@ -270,6 +270,7 @@ def test_the_divergence_is_0_where_a_role_has_one_prompt():
     assert both.policies["p0"]["divergence"] == pytest.approx(alone.policies["p0"]["divergence"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_roles_parts_of_an_objective_are_those_of_its_rows():
     rows = graded_rows()
     _, report = gradient(rows, objective("dpo"))
@@ -411,6 +412,7 @@ def test_masked_tokens_are_read_and_not_learned():
         gradient(unmarked, objective("sft"))
 
 
+@pytest.mark.long
 def test_rows_may_have_weights_and_clip_ranges_of_their_own():
     rows = make_rows(np.random.default_rng(7), samples=4)
     rng = np.random.default_rng(8)

@@ -356,6 +356,7 @@ def test_the_report_is_flat_numbers_for_a_metrics_file():
     assert np.linalg.norm(norms) == pytest.approx(flat["gradient/p0/norm/judge"], rel=ROUNDINGS)
 
 
+@pytest.mark.long
 def test_policies_of_different_models_learn_as_each_would_alone():
     """One in full, one by an adapter on a model of another shape and vocabulary: not a bit of one reaches the other."""
     other = dataclasses.replace(TINY, vocab_size=2 * TINY.vocab_size, hidden_size=2 * TINY.hidden_size)

@@ -112,6 +112,7 @@ def test_lanes_suit_longer_completions_than_were_assumed(flagship):
     assert read(plan, Lengths(0.75)) < 0.75 * read(for_assumed, Lengths(0.75))
 
 
+@pytest.mark.long
 def test_many_episodes_are_counted_from_some(flagship):
     (engine,) = flagship[1].each_shape
     episodes = list(voting(np.random.default_rng(2), 64, Lengths()))

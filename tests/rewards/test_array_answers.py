@@ -90,6 +90,7 @@ def test_other_ways_are_counted_and_earn_nothing(answer):
     assert beyond.all()
 
 
+@pytest.mark.long
 def test_a_large_number_is_not_its_remainder():
     answers = ["4294967303", "18446744073709551623", "65528", "4292608006", "7" + "0" * 40, "0" * 40 + "7"]
     expected, beyond = agree([f"\\boxed{{{a}}}" for a in answers], [7] * 6)

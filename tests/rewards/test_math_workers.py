@@ -205,6 +205,7 @@ def test_workers_killed_from_outside_are_replaced(cores, monkeypatch):
     math_pool.close()
 
 
+@pytest.mark.long
 def test_workers_that_hang_hold_nobody_up_and_are_killed_and_replaced(monkeypatch):
     monkeypatch.setattr(math_pool, "LATE_LIMIT_S", 0.5)
     before = workers()

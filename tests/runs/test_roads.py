@@ -325,6 +325,7 @@ def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
         loop.train(config(base, seed=1, seeds=2, steps=1), tmp_path / "runs", live=quiet())
 
 
+@pytest.mark.long
 def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
     draws = dataclasses.replace(config(base).rollout, draws=2)
     with pytest.raises(NoArrayForm, match=r"draws.*--config.road=hosted"):
@@ -358,6 +359,7 @@ def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatc
         same(tmp_path / "run", alone, KIND)
 
 
+@pytest.mark.long
 def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_path, monkeypatch):
     monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
     with pytest.raises(PlanError, match=r"2 seeds side by side need .* 0.0 MiB are free: 0 fit"):
@@ -405,6 +407,7 @@ def test_devices_that_do_not_divide_the_problems_are_refused(base, monkeypatch):
         in_arrays.Compiled(one, load_parts(one), load_tasks(one.data, "train"), 3)
 
 
+@pytest.mark.long
 def test_numbers_that_are_not_finite_stop_it(base, tmp_path, monkeypatch):
     real = in_arrays.Compiled.step
 
@@ -424,6 +427,7 @@ def test_numbers_that_are_not_finite_stop_it(base, tmp_path, monkeypatch):
         loop.train(config(base), tmp_path / "run", live=quiet())
 
 
+@pytest.mark.long
 def test_times_add_up_to_the_wall_clock(whole, alone):
     for folder in (whole, alone):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -436,6 +440,7 @@ def test_times_add_up_to_the_wall_clock(whole, alone):
         assert told == pytest.approx(wall, rel=1e-6)
 
 
+@pytest.mark.long
 def test_sampling_and_learning_are_told_part_by_part(whole):
     """Each part was measured, and they are the step but for what the host does between them."""
     measured = {

@@ -216,6 +216,7 @@ def test_what_jax_says_of_a_device_is_shown_with_a_way_out(tmp_path, monkeypatch
         script.run("experiments.train", config, f"--workdir={tmp_path}")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="a GPU is here")
 def test_a_gpu_that_is_not_here_is_told_in_a_line(tmp_path):
     command = [sys.executable, "-m", "experiments.train", "--config=configs/micro.py:single-shared-xs-math"]

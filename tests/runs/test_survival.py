@@ -164,6 +164,7 @@ def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path, monk
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.long
 def test_a_run_stopped_by_broken_gradients_is_saved_without_them_and_goes_on(
     base, whole, tmp_path, monkeypatch
 ):
@@ -239,6 +240,7 @@ def test_a_folder_that_lost_what_a_resume_needs_is_one_line(
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_run_without_its_checkpoints_begins_again_if_told_to(base, whole, tmp_path):
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "checkpoints")
@@ -327,6 +329,7 @@ def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
     assert found == ["refused"]
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_path, monkeypatch):
     from marl_jax.run_folder.files import DiskFull
 

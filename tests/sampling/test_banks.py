@@ -62,6 +62,7 @@ def test_what_comes_out_when_does_not_depend_on_which_bank_is_ready_first(params
         assert history(iter(lambda rng=rng: rng.choice((0.0, 0.01, 0.03)), None)) == undisturbed
 
 
+@pytest.mark.long
 def test_both_banks_decode_at_once(params, monkeypatch):
     together, decode = threading.Barrier(2, timeout=60), programs.decode
     engine = Engine(params, CONFIG, TWO)

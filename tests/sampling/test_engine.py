@@ -202,6 +202,7 @@ def test_a_prompt_seen_by_chance_before_it_is_kept_is_still_kept(params):
 # -- adapters and weights ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_batch_of_several_adapters_is_each_alone_and_each_merged(params, adapters):
     index = [2, 0, -1, 1, 2, 2]
     prompts = [prompt(9)] * 3 + [prompt(14), prompt(1), prompt(9)]
@@ -222,6 +223,7 @@ def test_a_batch_of_several_adapters_is_each_alone_and_each_merged(params, adapt
         assert_same_but_for_near_ties(merged, [request], [completion], plain)
 
 
+@pytest.mark.long
 def test_adapters_at_zero_are_the_base(params):
     fresh, settings = lora.init_lora(3, CONFIG, 4, 2), dataclasses.replace(SETTINGS, lengths=(64,))
     engine = Engine(params, CONFIG, settings, adapters=fresh, adapter_scale=SCALE, policies=("a", "b"))

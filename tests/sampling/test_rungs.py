@@ -50,6 +50,7 @@ def alone(params):
 # ---------------------------------------------------------------- what a request gets
 
 
+@pytest.mark.long
 def test_a_request_that_moves_gets_what_one_gets_that_does_not(params, alone):
     engine = Engine(params, CONFIG, PLENTY)
     moved = serve(engine, crowd())
@@ -110,6 +111,7 @@ def test_later_turns_go_on_from_histories_of_any_rung(params):
     assert engine.stats.reused_tokens > before
 
 
+@pytest.mark.long
 def test_two_engines_of_the_same_settings_give_the_same_bits(params):
     one, two = (serve(Engine(params, CONFIG, SHORT), crowd()) for _ in range(2))
     assert all(map(same_bits, one, two))

@@ -558,13 +558,17 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     refuse(tmp_path, "deepcoder", "data.*row 1: field 'tests' is NoneType")
     refuse(tmp_path, "micro_math", "levels 1, 2, 3, 4, 5, not .7", levels=(7,))
     refuse(tmp_path, "micro_code", "size is 0", size=0)
-    for size in (13_000, 10**9):  # without trying so often
-        few = f"have too few different problems for {size}: lower data.train_size"
-        refuse(tmp_path, "micro_math", few, levels=(1,), size=size)
     with pytest.raises(DataError, match="nowhere: no such directory"):
         load("gsm8k", tmp_path / "nowhere", cache=tmp_path / "cache")
     with pytest.raises(DataError, match="jsonl: give the directory of its files"):
         load("jsonl", cache=tmp_path / "cache")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [13_000, 10**9])  # without trying so often
+def test_more_problems_than_there_are_are_refused(tmp_path, size):
+    few = f"have too few different problems for {size}: lower data.train_size"
+    refuse(tmp_path, "micro_math", few, levels=(1,), size=size)
 
 
 def test_too_few_rows_for_the_published_split_are_refused(tmp_path):

@@ -409,6 +409,7 @@ def test_the_name_of_the_function_is_told_where_the_problem_does_not(problem, to
     assert fields["question"] == problem + ("" if told else "\n\nWrite a function named `order`.")
 
 
+@pytest.mark.long
 def test_two_runs_that_prepare_the_same_data_at_once_do_not_disturb_each_other(tmp_path):
     program = (
         "from marl_jax.tasks import load\n"

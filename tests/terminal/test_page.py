@@ -127,7 +127,11 @@ def test_memory_and_time_are_those_of_the_plan():
 
 
 @pytest.mark.parametrize(
-    "cell", ["configs/micro.py:voting-isolated-s-math", "configs/qwen3.py:orch_workers-isolated-4b-code"]
+    "cell",
+    [
+        "configs/micro.py:voting-isolated-s-math",
+        pytest.param("configs/qwen3.py:orch_workers-isolated-4b-code", marks=pytest.mark.long),
+    ],
 )
 def test_the_plan_fits_a_terminal_of_80_columns_and_breaks_no_word(cell):
     config = load_config(cell)
