@@ -100,6 +100,7 @@ def small_road(grade, **options):
     )
 
 
+@pytest.mark.long
 def test_the_road_in_small_sampler_and_trainer_agree_and_updates_reach_the_sampler():
     """A model of random weights learns to speak in digits: its reward is their share of what it says."""
     digits = lambda task, text: sum(c.isdecimal() for c in text) / max(len(text), 1)

@@ -583,6 +583,7 @@ def test_the_processor_at_hand_is_measured():
     assert 1e8 < device.float32 < 1e14 and 1e7 < device.bandwidth < 1e13
 
 
+@pytest.mark.long
 def test_the_command_prints_the_plan():
     command = [sys.executable, "-m", "experiments.plan", "--config=configs/micro.py:voting-isolated-xs-math"]
     done = subprocess.run(command, capture_output=True, text=True)

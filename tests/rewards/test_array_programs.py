@@ -107,6 +107,7 @@ def sandboxed(task, response):
     return run_program(program(task, response), task.tests).passed
 
 
+@pytest.mark.long
 def test_worked_programs_and_mistakes_of_the_micro_tasks():
     tasks = list(micro.take("micro_code", "train", 200, levels=(1, 2, 3, 4, 5)))
     responses = [micro.solution(task, way) for way in micro_code.STRATEGIES for task in tasks]
