@@ -171,9 +171,8 @@ class Pool:
         try:
             try:
                 failure = program.steps[program.at](seat)
-            except (
-                ZygoteGone
-            ):  # killed while it was idle: this process has not begun, so the test is run again
+            except ZygoteGone:
+                # Killed while it was idle: this process has not begun, so the test is run again.
                 if self._closed:  # it was `close` that ended it
                     raise
                 seat.clear()
