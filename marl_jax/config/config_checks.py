@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from marl_jax import fields
 from marl_jax.config import phase_fields
-from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
 from marl_jax.config.workflow_checks import Problems, bad_sampling, error_of, of_workflow, playable, report
 from marl_jax.learning.estimators.groups import group_key
@@ -234,7 +233,7 @@ def _sampling(config: RunFields) -> Problems:
             )
 
 
-def _learning_from_samples(config: RunFields, phase: Phase) -> set[str]:
+def _learning_from_samples(config: RunFields, phase: phase_fields.Phase) -> set[str]:
     """The roles that a phase trains on what it samples."""
     if phase.source != "play":
         return set()

@@ -187,6 +187,10 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
 def cells_of(spec: str) -> list[str]:
     """The names of cells in FILE's `CELLS`, valid as names of folders; none if it has no such list."""
     module, file, _ = _load_module(spec)
+    return _cells(module, file, spec)
+
+
+def _cells(module: ModuleType, file: str, spec: str) -> list[str]:
     names = list(getattr(module, "CELLS", ()))
     if isinstance(getattr(module, "CELLS", ()), str) or not all(map(_is_cell, names)):
         raise ConfigError([f"--config={spec}: CELLS of '{file}' must be a list of names without '/'"])
@@ -196,7 +200,8 @@ def cells_of(spec: str) -> list[str]:
 def sets_of(spec: str) -> dict[str, list[str]]:
     """{name of a set: its cells}, from FILE's `SETS`; a matrix runs the first by default."""
     module, file, _ = _load_module(spec)
-    sets, known = {name: list(cells) for name, cells in getattr(module, "SETS", {}).items()}, cells_of(spec)
+    sets = {name: list(cells) for name, cells in getattr(module, "SETS", {}).items()}
+    known = _cells(module, file, spec)
     problems = [
         f"--config={spec}: SETS of '{file}' has '{cell}' in '{name}', which is none of its CELLS"
         f"{fields.nearest(cell, known)}"
