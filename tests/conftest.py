@@ -27,7 +27,9 @@ if jax.config.values["jax_disable_most_optimizations"]:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--passed", type=Path, help="leave out the tests that this file names, and add those that pass")
+    parser.addoption(
+        "--passed", type=Path, help="leave out the tests that this file names, and add those that pass"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

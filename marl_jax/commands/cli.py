@@ -116,9 +116,11 @@ def _run(
         config = read(sys.argv)[0] if configured else None
     except ValueError as error:  # a mistake in a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
-    way_out = "" if read is no_config else "fields of the configuration are set by --config.FIELD=VALUE, and "
-    parse = functools.partial(_parse, way_out=f"{way_out}--helpshort tells what there is to set")
-    app.run(lambda left: _call(main, config, left[1:], words, needs), argv=rest, flags_parser=parse)
+    way_out = "--helpshort tells what there is to set"
+    if read is not no_config:
+        way_out = f"fields of the configuration are set by --config.FIELD=VALUE, and {way_out}"
+    parse = functools.partial(_parse, way_out=way_out)
+    app.run(lambda left: _call(main, config, left[1:], words, needs, way_out), argv=rest, flags_parser=parse)
 
 
 def no_config(argv: Sequence[str]) -> NoReturn:
@@ -176,7 +178,7 @@ class _PlainFormatter(python_logging.Formatter):
 
 
 def _call(
-    main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str
+    main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str, way_out: str
 ) -> int | None:
     # Absl's default is INFO, with which messages of libraries would disturb the live view.
     if not flags.FLAGS["verbosity"].present:
@@ -185,10 +187,8 @@ def _call(
     try:
         for word in left[words:]:
             if words and "=" not in word:
-                raise ConfigError([f"'{word}' is one word too many: {words} at most"])
-            raise ConfigError(
-                [f"'{word}' is no flag: fields of the configuration are set by --config.FIELD=VALUE"]
-            )
+                raise UserError(f"'{word}' is one word too many: {words} at most")
+            raise UserError(f"'{word}' is no flag: {way_out}")
         if config is None and needs:
             raise ConfigError([f"--config is missing: give --config={needs}"])
         if flags.FLAGS.cache:
