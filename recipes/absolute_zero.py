@@ -9,6 +9,9 @@ value given two pairs that show the operation on a. The executor parses the text
 range or held out, and computes the answer. Probes measure how often a problem is solved and are not trained on;
 solvers learn from problems of the buffer. `one whitening` has one group of all calls that train. The test problems are
 sums and differences of the test split, which are deductions.
+
+Departures: any text that is no valid problem earns -1 (paper: -0.5 if it has the right form), four probes instead of
+eight measure a, and problems are drawn from the buffer evenly (paper: the newest first).
 """
 
 import functools

@@ -6,8 +6,9 @@ executions each teach the designer more than sixteen designs with one.
 A design is a line in the language of `marl_jax.workflows.designs`, interpreted, with a bound on its calls. An execution
 earns its outcome minus a small cost for every call (of this recipe, not of the paper), the designer the mean of its
 executions. An unreadable design earns less than any execution does, so that writing none never pays best. Executors'
-calls are compared over all executions of a problem. The oracle takes, for each level of problems, the design that does
-best there on one half of the problems, and is measured on the other half, both ways round.
+calls are compared over all executions of a problem, role by role (in the paper in one group), and the paper's rewards
+for form are left out. The oracle takes, for each level of problems, the design that does best there on one half of the
+problems, and is measured on the other half, both ways round.
 """
 
 import functools

@@ -8,6 +8,9 @@ second number and answers. Reward: the outcome, minus 0.5 x the tokens of the co
 longest one. Readability is likelihood under the base: half of e^(mean log-prob of the message) is added (in the paper
 the inverse of the negative log-likelihood, which has no bound). The arm `tokens and readable` has a KL anchor on the
 teller instead. `strange` is the share of messages in neither of the two forms that the base knows.
+
+The paper trains one model for both agents, by SFT and DPO on ranked conversations. Here each agent is a policy of its
+own that learns by GRPO from the same reward, and a conversation is never rejected for being too short.
 """
 
 import math

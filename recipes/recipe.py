@@ -107,7 +107,9 @@ class Recipe:
     hours: float = 0.5  # time of three seeds of all arms on two cores
 
     def __post_init__(self) -> None:
-        """Refuse claims about arms and measures that do not exist."""
+        """Refuse claims about arms and measures that do not exist, and an arm that no claim could name."""
+        if "base" in self.arms:
+            raise ConfigError(["arms: in claims 'base' is the start of an arm: give this arm another name"])
         measures = (*COMMON, *self.measures)
         for claim in self.claims:
             within = claim.than.startswith("=")

@@ -61,11 +61,11 @@ def trained(config: RunConfig, folder: Path) -> None:
 
 
 def sampled(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Int[steps]: tokens sampled up to each step; tokens of collected calls are not counted again."""
+    """Int[steps]: tokens sampled up to each step, in all draws; tokens of collected calls are not counted again."""
     played = [
         not config.phases or phase_at(config.phases, i).phase.source == "play" for i in range(len(lines))
     ]
-    return np.cumsum([line["tokens"] * new for line, new in zip(lines, played)])
+    return np.cumsum([line.get("draws/tokens", line["tokens"]) * new for line, new in zip(lines, played)])
 
 
 def played(config: RunConfig, folder: Path, step: int) -> Table:
@@ -83,7 +83,8 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     """{arm: the results of its run of this seed}, at equal tokens."""
     lines = {arm: list(read_lines(root / arm / "metrics.jsonl")) for arm in configs}
     spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
-    budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens)), default=0)
+    # An arm that only learns from collected calls samples nothing, and sets no budget.
+    budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens) and tokens[-1]), default=0)
     against_base = {claim.measure for claim in recipe.claims if claim.than == "base"}
     of_base = {n: m for n, m in {**COMMON, **recipe.measures}.items() if n in COMMON or n in against_base}
     found = {}
@@ -133,6 +134,8 @@ def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
     """
     values = json.loads(json.dumps(to_json(recipe.arms[arm])).replace("{arms}", place.absolute().as_posix()))
     config = changed(recipe.config(), {**values, "seed": seed})
+    if config.seeds > 1:
+        raise ConfigError([f"arm '{arm}' has seeds={config.seeds}: leave seeds out, and use --seeds"])
     for more in ({}, *recipe.also.values()):
         changed(changed(config, recipe.examined), more)
     return config

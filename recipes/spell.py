@@ -8,7 +8,8 @@ half of the problems, by their digits. A verifier earns 1 if its vote is the maj
 rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for a text
 that is no problem. The arm `rule` is played without verifiers. Votes are compared with those on the same answer; if two
 episodes ask the same problem, also with those on the answer in the same slot. SPELL's verifier compares an answer with
-the questioner's own; this one sees only the problem and the answer, and has to judge by itself.
+the questioner's own; this one sees only the problem and the answer, and has to judge by itself. Left out: the
+questioner's memory of solved problems, and the paper's choice of rows by role (all rows are learned from).
 """
 
 import functools

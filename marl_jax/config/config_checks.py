@@ -333,9 +333,15 @@ def _groups(config: RunFields) -> Problems:
 
 def _singletons(config: RunFields) -> Problems:
     """Report one sample per problem, if nothing can be learned by comparing its calls."""
-    kinds = {phase.objective or config.learner.loss.kind for phase in config.phases}
-    if not config.steps or (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
-        return  # nothing is learned, or the loss compares no calls
+    kinds = {config.learner.loss.kind}
+    if config.phases:  # those that play
+        with contextlib.suppress(ValueError):  # of settings that are reported elsewhere
+            learners = [
+                phase_fields.learner_of(config.learner, p) for p in config.phases if p.source == "play"
+            ]
+            kinds = {learner.loss.kind for learner in learners}
+    if not config.steps or kinds <= {"sft", "kto"}:
+        return  # nothing is learned from play, or the loss compares no calls
     if is_own(config.advantages.estimator):
         return  # it may compare what it likes
     by_group = config.advantages.estimator != "agent"

@@ -146,10 +146,11 @@ def same_prompt(rows: Table) -> np.ndarray:
     return dense((role, rows.prompt[i].tobytes()) for i, role in enumerate(rows.role.tolist()))
 
 
-def mismatched(rows: Table) -> Table:
+def mismatched(rows: Table, longest: int) -> Table:
     """Each row with another prompt of its role: the mismatched pairs on which KTO estimates its divergence.
 
-    If a role has a single prompt, its rows keep it, see `has_other_prompt`.
+    If a role has a single prompt, its rows keep it, see `has_other_prompt`; so do rows that would have more than
+    `longest` inputs.
     """
     prompts = same_prompt(rows)
     first_rows = np.unique(prompts, return_index=True)[1]
@@ -158,6 +159,8 @@ def mismatched(rows: Table) -> Table:
         of_role = [k for k in range(len(first_rows)) if rows.role[first_rows[k]] == role]
         for k, following in zip(of_role, of_role[1:] + of_role[:1]):
             new_prompt[prompts == k] = first_rows[following]
+    too_long = rows.prompt.lengths[new_prompt] + rows.length - 1 > longest
+    new_prompt[too_long] = np.flatnonzero(too_long)
     return rows.replace(prompt=rows.prompt.take(new_prompt), kept=None)
 
 

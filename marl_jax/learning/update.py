@@ -319,7 +319,7 @@ class Learner:
         other, other_ref = None, []
         if aim is not None and aim.kind == "kto":
             assert reference is not None
-            other = objectives.mismatched(rows)
+            other = objectives.mismatched(rows, self.config.batch.buckets[-1])
             other_ref = logprobs_of(reference, other)
         roles = roles_of(self.roles, policy)
         units, unit_roles = units_of(self.config, roles, [call[:2] for call in rows.callers])

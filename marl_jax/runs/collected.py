@@ -2,8 +2,9 @@
 
     collected/step-000001.parquet, ... ──► units (the episodes of one task in one step) ──draw──► the table of a step
 
-A draw is a pure function of the files, the seed and how many draws came before it in the phase: a permutation of all
-units, then another one. Episodes of a task stay together, so that calls with one prompt can be compared.
+A draw is a pure function of the files, the seed and how many draws came before it in all rounds of the phase: a
+permutation of all units, then another one. Episodes of a task stay together, so that calls with one prompt can be
+compared.
 """
 
 import contextlib

@@ -187,6 +187,7 @@ class ResampleCounts:
     rescued: int  # problems without contrast in the first draw, but with some in a later one
     draws: int  # rounds of sampling, the first included
     episodes: int  # episodes sampled over all rounds, with those that the result drops
+    tokens: int  # tokens sampled over all rounds
     first_reward: float  # mean over all calls of the first draw: the kept draws are a biased sample
 
 
@@ -222,7 +223,10 @@ def resample(
         tables.append(table)
         drawn += len(table.bare_episodes)
         first = 1 + max(bare.sample for bare in table.bare_episodes)
-    counts = ResampleCounts(len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, first_reward)
+    tokens = sum(int(table.length.sum()) for table in tables)
+    counts = ResampleCounts(
+        len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, tokens, first_reward
+    )
     if not tables:
         return Table.of([]), counts
     return Table.concat(tables).of_episodes([number for task in tasks for number in last[task.id]]), counts

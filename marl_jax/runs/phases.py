@@ -22,6 +22,7 @@ from marl_jax.config.phase_fields import Phase, PhasePosition, learner_of, phase
 from marl_jax.config.run_config import RunConfig
 from marl_jax.hosts.layout import mesh_of_all
 from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
+from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import PolicySpec, Tree, is_frozen
 from marl_jax.rollouts import write_episodes
@@ -153,10 +154,16 @@ class Phases:
         if key not in self._calls:
             self._calls.clear()  # the calls of earlier phases, before those of this one are read
             self._calls[key] = self._source(at)
-        table = draw(self._calls[key], step - at.first, self._config.data.problems, self._config.seed)
+        in_earlier_rounds = at.number // len(self._list) * at.phase.steps
+        before = in_earlier_rounds + step - at.first
+        table = draw(self._calls[key], before, self._config.data.problems, self._config.seed)
         if at.phase.flatten:
             return flattened(table, at.phase.flatten, self._config, self._parts)
-        return with_own_policies(table, self._config, self._parts)
+        table = with_own_policies(table, self._config, self._parts)
+        if learner_of(self._config.learner, at.phase).loss.kind in OBJECTIVES:
+            # Greedy calls are learned as if they were sampled at temperature 1.
+            table = table.replace(temperature=np.where(table.temperature > 0, table.temperature, 1.0))
+        return table
 
     def collect(self, phase: Phase, step: int, table: Table) -> None:
         """Write the calls of a step to a file, if its phase collects them."""

@@ -146,7 +146,7 @@ def test_the_divergence_is_measured_behind_the_prompts_of_others():
     prompts = {"a": ([1], [2], [1]), "b": ([3], [3], [3])}
     rng = np.random.default_rng(0)
     rows = [make_row(rng, prompt, 2, role=role) for role, some in prompts.items() for prompt in some]
-    other = objectives.mismatched(as_table(rows))
+    other = objectives.mismatched(as_table(rows), 128)
     assert [other.prompt[i].tolist() for i in range(6)] == [
         [2],
         [1],
@@ -157,6 +157,14 @@ def test_the_divergence_is_measured_behind_the_prompts_of_others():
     ]  # b has no other one
     assert [other.tokens[i].tolist() for i in range(6)] == [list(row.tokens) for row in rows]
     assert objectives.has_other_prompt(as_table(rows), other).tolist() == [True] * 3 + [False] * 3
+
+
+def test_no_mismatched_row_is_longer_than_rows_may_be():
+    rng = np.random.default_rng(0)
+    # Seven inputs each; mismatched three and eleven.
+    rows = as_table([make_row(rng, [1] * 6, 2), make_row(rng, [2] * 2, 6)])
+    other = objectives.mismatched(rows, 8)
+    assert objectives.has_other_prompt(rows, other).tolist() == [True, False]
 
 
 # ---------------------------------------------------------------- updates
@@ -191,7 +199,7 @@ def plain(kind, rows, beta=0.2):
             return -jnp.mean(jax.nn.log_sigmoid(beta * (s[np.array(best)] - s[np.array(worst)])))
         if kind == "kto":
             moved = [
-                dataclasses.replace(row, prompt=objectives.mismatched(table).prompt[i].tolist())
+                dataclasses.replace(row, prompt=objectives.mismatched(table, 128).prompt[i].tolist())
                 for i, row in enumerate(rows)
             ]
             z = jax.lax.stop_gradient(jnp.maximum(0.0, jnp.mean(ratios(params, moved))))

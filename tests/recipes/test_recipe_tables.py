@@ -210,3 +210,10 @@ def test_the_numbers_of_a_recipe_of_ones_own_are_beside_its_runs(tmp_path, monke
 def test_a_claim_about_what_there_is_not_is_refused(claim, told):
     with pytest.raises(ConfigError, match=told):
         dataclasses.replace(find("dr_mas"), claims=(claim,))
+
+
+def test_no_arm_is_called_as_the_start_of_an_arm_is():
+    """A claim against it would silently be one against the start."""
+    recipe = find("dr_mas")
+    with pytest.raises(ConfigError, match="in claims 'base' is the start of an arm"):
+        dataclasses.replace(recipe, arms={**recipe.arms, "base": {}})

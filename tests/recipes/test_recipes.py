@@ -144,6 +144,27 @@ def test_arms_are_compared_where_the_thriftiest_has_ended(tmp_path, monkeypatch)
     assert asked == [("short", 2), ("short", 0), ("long", 2), ("long", 0)]
 
 
+def test_an_arm_that_samples_nothing_sets_no_budget(tmp_path, monkeypatch):
+    recipe = Recipe("", ".", lambda: None, {"told": {}, "played": {}}, (), measures={})
+    told = {"steps": 2, "source": "calls.parquet", "objective": "sft"}
+    configs = {
+        arm: micro("single", {"generator": "p0"}, steps=2, phases=phases)
+        for arm, phases in (("told", [told]), ("played", []))
+    }
+    for arm in configs:
+        lines = [{"step": step, "tokens": 4, "time/wall": 1.5} for step in (1, 2)]
+        for line in lines:
+            (tmp_path / arm / "checkpoints" / str(line["step"])).mkdir(parents=True)
+        (tmp_path / arm / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(run, "played", lambda config, folder, step: None)
+    monkeypatch.setattr(run, "COMMON", {})
+    found = compared(recipe, configs, tmp_path)
+    assert {arm: (one["step"], one["sampled"]) for arm, one in found.items()} == {
+        "told": (2, 0),
+        "played": (2, 8),
+    }
+
+
 def test_an_arm_without_a_checkpoint_within_the_budget_is_named(tmp_path, monkeypatch, capsys):
     recipe = Recipe("", ".", lambda: None, {"short": {}, "long": {}}, (), measures={})
     configs = {arm: micro("single", {"generator": "p0"}, steps=1) for arm in recipe.arms}
@@ -165,6 +186,12 @@ def test_a_measure_of_other_than_one_number_or_one_a_problem_is_refused():
     assert measured(1.0) == {"mine": 1.0} and measured([1.0, np.nan]) == {"mine": [1.0, None]}
     with pytest.raises(RunError, match=r"'mine' gave \[4\] numbers: give one, or one for each of 2 problems"):
         measured([1.0, 0.0, 1.0, 0.0])
+
+
+def test_tokens_of_problems_that_are_drawn_again_are_counted():
+    config = micro("single", {"generator": "p0"}, steps=2)
+    lines = [{"tokens": 4, "draws/tokens": 10}, {"tokens": 4}]
+    assert run.sampled(config, lines).tolist() == [10, 14]
 
 
 def test_tokens_of_collected_calls_are_not_counted_again():

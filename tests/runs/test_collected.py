@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_run import tiny_config
 
+from marl_jax.config.phase_fields import Phase
 from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards.families import grade
@@ -13,6 +14,7 @@ from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import files_of, flattened, read_calls, with_own_policies
 from marl_jax.runs.loading.parts import load_parts
+from marl_jax.runs.phases import Phases
 from marl_jax.table import Table
 from marl_jax.task import Task
 
@@ -147,3 +149,27 @@ def test_a_source_without_rewards_is_refused_by_name(tmp_path):
     bare = read_calls(tmp_path / "val-000010.parquet", rewarded=False).bare_episodes
     assert [one.outcome for one in bare] == [1.0]
     assert [file.name for file in files_of(tmp_path)] == ["step-000010.parquet"]
+
+
+def phased(base, folder, count, temperature=1.0):
+    """The first phase of a run with two, supervised by a file of `count` tasks."""
+    parts = load_parts(tiny_config(base))
+    words = parts.decoders["p0"]((5, 6))
+    calls = Table.of(
+        [episode(n, dataclasses.replace(said(words), temperature=temperature)) for n in range(count)]
+    )
+    write_episodes(folder / "calls.parquet", calls.replace(reward=np.ones(count)))
+    sft = Phase(1, source=str(folder / "calls.parquet"), objective="sft", roles=("generator",))
+    config = tiny_config(base, phases=(sft, Phase(1)), steps=4)
+    return Phases(config, parts, None, folder)
+
+
+def test_a_file_of_calls_goes_on_where_the_round_before_has_ended(base, tmp_path):
+    phases = phased(base, tmp_path, count=8)
+    drawn = [phases.collected_calls(phases.at(step), step) for step in (0, 2)]  # 4 tasks each
+    assert len({bare.task.id for table in drawn for bare in table.bare_episodes}) == 8
+
+
+def test_an_objective_learns_from_greedy_calls(base, tmp_path):
+    phases = phased(base, tmp_path, count=4, temperature=0.0)
+    assert phases.collected_calls(phases.at(0), 0).temperature.tolist() == [1.0] * 4

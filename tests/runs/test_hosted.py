@@ -77,7 +77,7 @@ def test_flat_problems_are_drawn_again_with_samples_of_their_own_until_they_vary
     assert table.episode.tolist() == list(range(16)) and table.task.tolist() == [n // 4 for n in range(16)]
     # First draw: 4 of 4, 2 of 4, none and none.
     assert counts == ResampleCounts(
-        problems=4, flat=3, rescued=1, draws=4, episodes=16 + 12 + 12 + 8, first_reward=6 / 16
+        problems=4, flat=3, rescued=1, draws=4, episodes=48, tokens=48, first_reward=6 / 16
     )
 
 
@@ -86,7 +86,7 @@ def test_one_draw_is_plain_sampling_and_a_draw_where_all_vary_is_the_last():
     table, counts = resample(sample, reward, TASKS, GROUPS, draws=1)
     plain = reward(Sampler()(TASKS, 0))
     assert table.episodes() == plain.episodes() and table.reward.tolist() == plain.reward.tolist()
-    assert dataclasses.astuple(counts) == (4, 3, 0, 1, 16, 6 / 16)
+    assert dataclasses.astuple(counts) == (4, 3, 0, 1, 16, 16, 6 / 16)
     sample = Sampler()
     _, counts = resample(sample, reward, TASKS[1:2], GROUPS, draws=5)
     assert len(sample.asked) == counts.draws == 1 and counts.flat == 0
@@ -145,10 +145,10 @@ def test_a_single_sample_teaches_where_its_reward_is_its_advantage():
 
 def test_episodes_without_a_call_teach_nothing_and_nothing_is_no_error():
     table, counts = resample(Sampler(()), reward, TASKS, GROUPS, draws=2)
-    assert counts == ResampleCounts(4, 4, 0, 2, 32, 0.0)
+    assert counts == ResampleCounts(4, 4, 0, 2, 32, 0, 0.0)
     assert len(table) == 0 and [head.sample for head in table.bare_episodes] == [4, 5, 6, 7] * 4
     table, counts = resample(Sampler(), reward, [], GROUPS, draws=3)
-    assert counts == ResampleCounts(0, 0, 0, 0, 0, 0.0) and table.episodes() == []
+    assert counts == ResampleCounts(0, 0, 0, 0, 0, 0, 0.0) and table.episodes() == []
 
 
 def test_a_penalty_for_length_makes_a_problem_worth_learning_from():
