@@ -168,8 +168,8 @@ def _engine(config: RunFields) -> Problems:
 
 def _check_url(url: str, here: bool = False) -> None:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("it is no address")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or "@" in parts.netloc:
+        raise ValueError("it is no address, or has a password, which is not sent")
     if here and (parts.scheme != "http" or parts.hostname not in (LOCAL, "localhost") or not parts.port):
         raise ValueError("it is no port of this host")
 

@@ -154,8 +154,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         _refuse(
-            f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator, for all "
-            "processes, or end the program that uses it"
+            f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator (under "
+            "SLURM in JAX_COORDINATOR_PORT), for all processes, or end the program that uses it"
         )
 
 

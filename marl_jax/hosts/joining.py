@@ -64,18 +64,22 @@ def joined(
         return
     with contextlib.suppress(AttributeError):  # its handler would take SIGTERM from the run
         jax.config.update("jax_enable_preemption_service", False)
+        jax.config.update("jax_check_proxy_envs", False)  # warns of proxies, which `_begin` passes by
     global _companion
-    address = ""
+    address, local_devices = "", None
     if coordinator or process is not None:
-        host, port = _checked(hosts, coordinator, process)
-        companion = _Companion(process, hosts, host.strip("[]"), port, wait_s)
-        address = f"{host}:{companion.ready()}"
+        at: tuple[str, int] | None = _checked(hosts, coordinator, process)
     else:
-        _find(hosts, devices, wait_s)
+        at, process, local_devices = _scheduled(hosts, devices)
+    if at:
+        companion = _Companion(process, hosts, at[0].strip("[]"), at[1], wait_s)
+        address = f"{at[0]}:{companion.ready()}"
+    else:
+        _find(hosts, wait_s)
         companion = _meet(hosts)
     try:
         if address:
-            _begin(hosts, process, address)
+            _begin(hosts, process, address, local_devices)
         _check_devices()
         _companion = companion
         yield
@@ -125,13 +129,17 @@ def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[
     return host, int(port)
 
 
-def _begin(hosts: int, process: int | None, address: str) -> None:
+def _begin(hosts: int, process: int | None, address: str, local_devices: Any) -> None:
     local = address.startswith(("127.", "localhost:", "[::1]:"))
+    # If http_proxy is set, as on many clusters, gRPC would connect to process 0 through that proxy.
+    direct = filter(None, [os.environ.get("no_proxy"), address.rpartition(":")[0].strip("[]")])
+    os.environ.setdefault("no_grpc_proxy", ",".join(direct))
     try:
         jax.distributed.initialize(
             address,
             hosts,
             process,
+            local_device_ids=local_devices,
             cluster_detection_method="deactivate",
             coordinator_bind_address=address if local else None,
             initialization_timeout=int(HEARTBEAT_S + END_S),
@@ -142,14 +150,33 @@ def _begin(hosts: int, process: int | None, address: str) -> None:
         raise HostsError(f"JAX cannot join the processes: {' '.join(str(error).split())}") from error
 
 
-def _find(hosts: int, devices: int, wait_s: float) -> None:
-    """Join the processes that the cluster announces."""
-    # Under SLURM and Open MPI, JAX gives local process k only GPU k, which is wrong if all GPUs that this process can
-    # see are its own.
+def _scheduled(hosts: int, devices: int) -> tuple[tuple[str, int] | None, int | None, Any]:
+    """What SLURM or Open MPI announces: host and port of process 0, this process's number, its devices (None: all).
+
+    JAX's own `initialize` would end with a segmentation fault if the port is in use, and abort if others do not come.
+    """
+    from jax._src.clusters import ClusterEnv, OmpiCluster, SlurmCluster  # there is no public way to ask
+
+    if not (found := [one.name for one in (OmpiCluster, SlurmCluster) if one.is_env_present()]):
+        return None, None, None
+    # JAX gives local process k only GPU k, which is wrong if all GPUs that this process can see are its own.
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    named = [*map(int, filter(None, os.environ.get("JAX_LOCAL_DEVICE_IDS", "").split(",")))]
+    local = range(devices) if len(visible) == devices else named or None
+    known = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    address, count, process, taken = ClusterEnv.auto_detect_unset_distributed_params(
+        known, None, None, local, found[0], int(WAIT_S)
+    )
+    assert address is not None and count is not None  # both announce them
+    _check_count(hosts, count)
+    host, _, port = address.rpartition(":")
+    return (host, int(port)), process, taken
+
+
+def _find(hosts: int, wait_s: float) -> None:
+    """Join the processes that another kind of cluster announces."""
     try:
         jax.distributed.initialize(
-            local_device_ids=range(devices) if len(visible) == devices else None,
             initialization_timeout=int(wait_s),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=END_S,
@@ -159,10 +186,14 @@ def _find(hosts: int, devices: int, wait_s: float) -> None:
             f"mesh.hosts is {hosts}, and nothing announces the other processes, as SLURM, Open MPI, a TPU pod or GKE "
             f"would ({error}): give each process --coordinator=HOST:PORT of process 0 and its own --process=K"
         ) from None
-    if jax.process_count() != hosts:
+    _check_count(hosts, jax.process_count())
+
+
+def _check_count(hosts: int, count: int) -> None:
+    if count != hosts:
         raise HostsError(
-            f"mesh.hosts is {hosts}, and the cluster announces {jax.process_count()} processes: set "
-            f"--config.mesh.hosts={jax.process_count()}, or start as many"
+            f"mesh.hosts is {hosts}, and the cluster announces {count} processes: set --config.mesh.hosts={count}, or "
+            "start as many"
         )
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,7 +94,7 @@ def test_a_fingerprint_of_weights_changes_with_any_bit_and_with_any_two_that_cha
 
 
 def test_what_processes_tell_each_other_is_equal_to_the_bit_and_an_error_of_one_is_of_all(tmp_path):
-    play(TALK, tmp_path, 2, "talk")
+    play(TALK, tmp_path, 2, "talk", http_proxy="http://127.0.0.1:9")  # as on many clusters; nobody is there
     assert all("all told" in said(tmp_path, k) for k in range(2))
 
 
@@ -162,18 +161,30 @@ def test_who_fails_for_ones_own_reason_is_named_and_who_fails_with_all_says_so_i
         assert "process" not in said(tmp_path / "all", k).replace("process_", "")
 
 
+def as_slurm(port, process=0, count=2, local=0):
+    """The variables of a task of SLURM."""
+    return {
+        "SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count),
+        "SLURM_PROCID": str(process), "SLURM_LOCALID": str(local), "SLURM_STEP_NUM_NODES": "1",
+        "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
 def announced_by_slurm(tmp_path, hosts):
     """The exit codes of two processes that SLURM started, of a run that is to have so many."""
-    port = free_port()
-    processes = []
+    port, processes = free_port(), []
     for k in range(2):
-        announced = {
-            "SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
-            "SLURM_PROCID": str(k), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1",
-            "JAX_COORDINATOR_PORT": str(port),
-        }  # fmt: skip
-        processes += start(TALK, tmp_path, hosts, "talk", coordinator="-", only=[k], **announced)
+        processes += start(TALK, tmp_path, hosts, "talk", coordinator="-", only=[k], **as_slurm(port, k))
     return ended(processes)
+
+
+def test_a_port_in_use_that_slurm_announces_is_refused(tmp_path):
+    """JAX alone would end there by a segmentation fault, and by an abort where the others do not come."""
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = {"coordinator": "-", "only": [0], **as_slurm(port)}
+        (code,) = ended(start(TALK, tmp_path, 2, "talk", **words))
+    assert code == 2 and f"port {port} of this machine cannot be used" in said(tmp_path, 0), said(tmp_path, 0)
 
 
 @pytest.mark.campaign
@@ -416,19 +427,18 @@ def test_what_several_hosts_cannot_share_is_refused(change, told):
     [
         ("0", 1, [0]),  # --gpus-per-task=1: each task sees its own
         ("0,1,2,3,4,5,6,7", 8, [*range(8)]),  # a task for each node
-        ("0,1,2,3", 1, None),  # the GPUs of a node for all its tasks: JAX gives each its own
-        (None, 1, None),
+        ("0,1,2,3", 1, [3]),  # the GPUs of a node for all its tasks: JAX gives each its own
+        (None, 1, [3]),
     ],
 )
 def test_a_task_of_slurm_takes_the_gpus_that_it_alone_sees(visible, devices, given, monkeypatch):
-    asked = {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in as_slurm(7000, local=3).items():
+        monkeypatch.setenv(name, value)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **settings: asked.update(settings))
-    joining._find(1, devices, 1.0)
-    ids = asked["local_device_ids"]
-    assert (ids if ids is None else [*ids]) == given
+    at, process, ids = joining._scheduled(2, devices)
+    assert (at, process, [*ids]) == (("localhost", 7000), 0, given)
 
 
 def test_a_model_split_within_processes_on_cpu_needs_threads_for_it(monkeypatch):

@@ -3,7 +3,10 @@
 import dataclasses
 import http.client
 import json
+import os
+import signal
 
+import jax
 import pytest
 from fake_vllm import FakeVllm
 from run_kit import records
@@ -146,6 +149,56 @@ def test_a_server_that_has_other_weights_than_it_was_sent_ends_the_run(base):
         assert not server.reloaded
 
 
+@pytest.mark.parametrize(
+    ("of", "fault", "line"),
+    [
+        ("adapters", "raw", "another distribution"),
+        ("adapters", "weights", "other weights than those of"),
+        ("full weights", "weights", "other weights than those of"),
+    ],
+)
+def test_a_server_that_is_started_anew_between_two_steps_is_checked_again(base, of, fault, line):
+    with FakeVllm(base) as server:
+        config, port = config_of(base, server.url), server.server_address[1]
+        config = in_full(config) if of == "full weights" else config
+        parts = load_parts(config)
+        service = service_of(config, parts, parts.start(0))
+        answers(service, ["p0"])
+    with FakeVllm(base, port, faults=[fault]), pytest.raises(EngineGone, match=line):
+        service.update(moved(parts.start(0), 1), {"p0": 1})
+
+
+def test_adapters_are_not_served_over_the_full_weights_of_another_run(base):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url)
+        in_full_config, parts = in_full(config), load_parts(config)
+        mine = service_of(config, parts, parts.start(0))
+        full_parts = load_parts(in_full_config)
+        nearby = jax.tree.map(lambda leaf: 1.001 * leaf, full_parts.start(0))  # a few steps from the base
+        service_of(in_full_config, full_parts, nearby)
+        with pytest.raises(EngineGone, match=r"other weights than this run sent \('marl_jax_.*another run"):
+            answers(mine, ["p0"])
+        with pytest.raises(EngineGone, match=r"other weights than this run sent \('marl_jax_.*another run"):
+            service_of(config, parts, parts.start(0))
+
+
+def test_a_server_that_ends_with_a_stop_is_no_error_of_the_run(base, tmp_path, monkeypatch):
+    """As where SLURM asks all processes of a job to end."""
+    with FakeVllm(base) as server:
+        complete, asked = Server.complete, []
+
+        def interrupted(self, *args):
+            asked.append(args)
+            if len(asked) == 2 + 12 + 4:  # in the second step
+                os.kill(os.getpid(), signal.SIGTERM)
+                server.dies_after = 0
+            return complete(self, *args)
+
+        monkeypatch.setattr(Server, "complete", interrupted)
+        reached, said = train(config_of(base, server.url), tmp_path / "run")
+    assert reached == 1 and steps(tmp_path / "run" / "checkpoints") == [1] and "stopped after step 1" in said
+
+
 def test_what_a_request_asks_for_is_what_is_sent(base):
     with FakeVllm(base) as server:
         config = config_of(base, server.url)
@@ -234,6 +287,25 @@ def test_an_answer_that_is_no_http_is_one_line(monkeypatch):
     monkeypatch.setattr(server, "_exchange", garbled)
     with pytest.raises(EngineGone, match=r"\(BadStatusLine: 220 mail.example \): see its log$"):
         server.ask("/health")
+
+
+def test_the_key_of_a_server_is_sent(monkeypatch):
+    seen = {}
+
+    class Connection:
+        def request(self, method, path, body, headers):
+            seen.update(headers)
+            raise http.client.HTTPException
+
+        def close(self):
+            pass
+
+    monkeypatch.setenv("VLLM_API_KEY", "secret\n")  # as read from a file
+    server = Server("http://there", 1.0)
+    server._open = Connection
+    with pytest.raises(EngineGone):
+        server.ask("/v1/models")
+    assert seen == {"Authorization": "Bearer secret"}
 
 
 @pytest.mark.parametrize("url", ["http://a..b:80", "http://[::1]", "http://" + "a" * 70])

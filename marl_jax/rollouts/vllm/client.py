@@ -67,16 +67,11 @@ class Vllm:
         log = log or self._weights.folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
         self._restarts = 0
+        self._bases, self._tokenizer = bases, tokenizer
         try:
             self._connect()
-            self._base = self._check_model()
-            self._check_tokens(tokenizer)
-            if self._weights.known(self._server) in (None, STARTED):
-                self._check_logprobs(f"'{base}'", bases[base], tokenizer)
             self._weights.write(trees)
-            self._weights.load(self._server)
-            if full:  # the server may have another run's weights
-                self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
+            self._admit(trees)
         except BaseException:
             self.close()
             raise
@@ -129,11 +124,7 @@ class Vllm:
             self._forget(answers)
             self._start_again(error)
             return answers
-        if salt != self._weights.salt:
-            raise self._server.gone(
-                f"has other weights than this run sent ({salt!r:.80}): it was restarted, or another run uses it",
-                "give each run its own server; the same command loads the weights again and repeats the step",
-            )
+        self._check_salt(salt)
         self._forget(answers)
         return answers
 
@@ -147,7 +138,10 @@ class Vllm:
         old_names = self._weights.write(trees)
         self._restarts = 0
         try:
-            self._weights.load(self._server)
+            if self._weights.held(self._server, old_names):
+                self._weights.load(self._server)
+            else:  # restarted meanwhile: perhaps with other flags, or another model
+                self._admit(trees)
             self._weights.unload(self._server, old_names)
         except EngineGone as error:
             self._start_again(error)
@@ -197,6 +191,20 @@ class Vllm:
 
     # -- checks before anything is played -------------------------------------------------------------------
 
+    def _admit(self, trees: Mapping[str, Tree]) -> None:
+        """Check a server, and load the weights last written."""
+        self._base = self._check_model()
+        self._check_tokens(self._tokenizer)
+        known, full = self._weights.known(self._server), self._weights.full
+        if not full:
+            self._check_salt(known)
+        if known in (None, STARTED):
+            base = self._needed.base
+            self._check_logprobs(f"'{base}'", self._bases[base], None)
+        self._weights.load(self._server)
+        if full:  # the server may have another run's weights
+            self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), self._weights.salt)
+
     def _check_model(self) -> str:
         """The server's name of the base; raises if the longest request does not fit."""
         answer = self._server.ask("/v1/models")
@@ -213,6 +221,13 @@ class Vllm:
             )
         return str(bases[0]["id"])
 
+    def _check_salt(self, salt: str | None) -> None:
+        if salt != self._weights.salt:
+            raise self._server.gone(
+                f"has other weights than this run sent ({salt!r:.80}): it was restarted, or another run uses it",
+                "give each run its own server; the same command loads the weights again and repeats the step",
+            )
+
     def _check_tokens(self, tokenizer: Any) -> None:
         text = {"model": self._base, "prompt": PROBE, "add_special_tokens": False}
         answer = self._server.ask("/tokenize", text)
@@ -220,12 +235,12 @@ class Vllm:
         if not isinstance(answer, dict) or answer.get("tokens") != list(expected):
             raise self._server.gone("has another tokenizer than policies.base")
 
-    def _check_logprobs(self, whose: str, params: Tree, tokenizer: Any) -> None:
+    def _check_logprobs(self, whose: str, params: Tree, salt: str | None) -> None:
         """Raise unless log-probs are those of the distribution sampled from, and of these weights."""
-        prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
+        prompt = tuple(self._tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
         probe = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        complete = lambda request: self._server.complete(request, self._base, self._weights.salt)
+        complete = lambda request: self._server.complete(request, self._base, salt)
         greedy = complete(dataclasses.replace(probe, top_k=1))
         if min(greedy.logprobs) < -ROUNDING:  # log-prob of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")

@@ -16,6 +16,8 @@ LOOK_S, GRACE_S = 0.2, 10.0
 
 def main(command: list[str]) -> int:
     """Run the command; returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # its caller decides when it ends
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by the command
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     while child.poll() is None and not select.select([sys.stdin], [], [], LOOK_S)[0]:
         pass

@@ -25,7 +25,7 @@ from marl_jax.rollouts.voices import EngineGone
 LOOK_S, HEALTH_S = 0.2, 5.0
 _ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # enables the routes that load adapters
 _WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
-# Not passed on: the server would import packages of this environment, or ask for a key that runs do not send.
+# Not passed on: the server would import packages of this environment, or ask for a key of another server.
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY")
 _HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')  # logits in float32, as here
 

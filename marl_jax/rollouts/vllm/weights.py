@@ -10,6 +10,7 @@ server, which gets their name first: a restarted server, or one with other weigh
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import shutil
@@ -105,12 +106,19 @@ class Weights:
         for name in names.values():
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
+    def held(self, server: Server, names: Mapping[str, str]) -> bool:
+        """Whether the server still has the weights of these names."""
+        if self.full:
+            return bool(self.known(server) == names[self.full])
+        listed = json.dumps(server.ask("/v1/models"))
+        return all(json.dumps(name) in listed for name in names.values())
+
     def known(self, server: Server) -> Any:
-        """The server's name of its full weights: that of the last ones sent, or `STARTED`."""
-        if not self.full:
-            return None
-        answer = server.ask("/weight_info")
-        return answer.get("weight_version") if isinstance(answer, dict) else answer
+        """The server's name of its full weights: that of the last ones sent, or `STARTED`; None if none are sent."""
+        # A server that takes no full weights does not have the route.
+        answer = server.ask("/weight_info", ok=None if self.full else (404, ""))
+        name = answer.get("weight_version") if isinstance(answer, dict) else None
+        return name if self.full or name != STARTED else None
 
 
 def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:

@@ -7,6 +7,7 @@ import functools
 import http.client
 import json
 import math
+import os
 import threading
 from typing import Any
 from urllib.parse import urlsplit
@@ -149,6 +150,8 @@ class Server:
         self, connection: http.client.HTTPConnection, path: str, payload: str | None
     ) -> tuple[int, str]:
         headers = {"Content-Type": "application/json"} if payload is not None else {}
+        if key := os.environ.get("VLLM_API_KEY", "").strip():  # the server's --api-key
+            headers["Authorization"] = f"Bearer {key}"
         try:
             connection.request("GET" if payload is None else "POST", self._path + path, payload, headers)
             response = connection.getresponse()
