@@ -93,6 +93,7 @@ class Answers:
 
     def over(self, before: jax.Array | None) -> jax.Array:
         """The answer of a single call; in episodes that did not make the call, the answer `before`."""
+        self.single("over")
         return self.at(0) if before is None else jnp.where(self.made[:, 0], self.at(0), before)
 
     def majority(self) -> jax.Array:
@@ -101,7 +102,15 @@ class Answers:
 
     def part(self, number: int) -> str:
         """The mark of a part of a single call's text, for the texts of `Stage.follow`."""
-        return mark(self._lines[0].cue.call, number)
+        return mark(self.single("part").cue.call, number)
+
+    def single(self, asking: str) -> StageCall:
+        """The call, where there is only one."""
+        if len(self._lines) > 1:
+            raise NoArrayForm(
+                f"the form takes `{asking}` of {len(self._lines)} parallel calls; it is for one"
+            )
+        return self._lines[0]
 
     def _read(self, name: str) -> jax.Array:
         return jnp.stack([getattr(read, name) for read in self._stage.read(self._lines)], axis=1)
@@ -176,7 +185,7 @@ class Stage:
         if len(self.texts) > 1:
             raise NoArrayForm("a workflow whose path depends on two plans has no form in arrays")
         which = checked(which, jnp.integer, self.live.shape, "stage.follow takes the number of a text")
-        call = answers._lines[0].cue.call
+        call = answers.single("follow").cue.call
         self.texts = [{call: text} for text in texts]
         self._batches = side_by_side([self.cast.script(given, check=False) for given in self.texts])
         # For an index beyond an end JAX would take another text.

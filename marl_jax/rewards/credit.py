@@ -292,7 +292,7 @@ def load_credit(name: str, batch: Literal["task", "step"] = "task") -> Credit:
     """A user's function, `module:function`, with its result checked.
 
     It receives the graded episodes of a problem that ended without an error (with a batch of "step" those of all
-    problems) and returns, per episode, one number for all of its calls, or one number or {component: number} per call.
+    problems) and returns, per episode or per call of each, one number or {component: number}.
     The function may be slow: in a run it is called on a thread, see `rewards.background_credit`.
     """
     return by_episodes(own_function(name, "credit"), f"credit {name!r}", batch)
@@ -366,7 +366,7 @@ def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[di
 
 def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, float]]:
     where = f"task {episode.task.id!r}, sample {episode.sample}"
-    if isinstance(item, Real) or getattr(item, "ndim", None) == 0:
+    if isinstance(item, Real | Mapping) or getattr(item, "ndim", None) == 0:
         item = [item] * len(episode.calls)
     if not _is_list(item) or len(item) != len(episode.calls):
         raise OwnError(

@@ -249,7 +249,10 @@ class Running:
     def _spend(self, items: int) -> None:
         self._spent += items or 1  # an empty list counts, or a workflow could yield them forever
         if self._spent > self.limits.max_calls:
-            raise Ended(f"call budget of {self.limits.max_calls} exhausted: the workflow asks for more")
+            raise Ended(
+                f"call budget of {self.limits.max_calls} exhausted: the workflow asks for more; if it should, raise "
+                "rollout.limits.max_calls"
+            )
 
     def _open_batch(self, items: list[Any]) -> list[Ask | Tool]:
         self._batch, slots = [], set()

@@ -412,8 +412,18 @@ TWO = (voting(["42", "41"], "1", "42"), voting(["41"], "1", "41"))
         (jnp.array([0.25, 1.0]), [[0.25, 0.25, 0.25], [1, 1]]),
         ([np.array(0.5), np.bool_(True)], [[0.5, 0.5, 0.5], [1, 1]]),
         ([[{"a": 1, "b": 2}, {}, 3], (4, {"c": 5})], [[3, 0, 3], [4, 5]]),
+        ([{"a": 1, "b": 2}, {}], [[3, 3, 3], [0, 0]]),
     ],
-    ids=["per episode", "per call", "arrays", "one array", "one of jax", "scalars of numpy", "components"],
+    ids=[
+        "per episode",
+        "per call",
+        "arrays",
+        "one array",
+        "one of jax",
+        "scalars",
+        "components",
+        "of episodes",
+    ],
 )
 def test_a_users_function_may_return(mine, result, rewards):
     assert earned(mine(lambda graded: result), *TWO) == rewards

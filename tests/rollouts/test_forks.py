@@ -249,7 +249,7 @@ def test_forks_that_would_not_end_end():
         while True:
             yield Fork(2)
 
-    assert ends(narrow).error == "call budget of 64 exhausted: the workflow asks for more"
+    assert ends(narrow).error.startswith("call budget of 64 exhausted")
     head = ends(wide, limits=Limits(max_leaves=8))
     assert {leaf.error for leaf in head.leaves} == {
         "a fork of 2 ways could give this episode 16 paths, if all branches fork alike; at most 8 are allowed: fork "
@@ -265,7 +265,7 @@ def test_a_design_of_a_thousand_calls_ends_its_own_path_alone():
         yield [speak(slot=slot) for slot in range(1000 if branch else 2)]
 
     one, other = ends(flow).leaves
-    assert one.error is None and other.error == "call budget of 64 exhausted: the workflow asks for more"
+    assert one.error is None and other.error.startswith("call budget of 64 exhausted")
 
 
 def test_a_branch_that_fails_leaves_the_others_alone():

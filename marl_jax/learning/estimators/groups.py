@@ -57,7 +57,8 @@ def group_key(
         if name == "study":
             raise ValueError(
                 "this workflow declares no group 'study', as the study's workflows do: name fields, such as task,role, "
-                "or declare it with @workflow(..., groups={'study': ('task', 'role')})"
+                "or declare it with @workflow(..., groups={'study': ('task', 'role')}); in a loop of one's own, give "
+                "with_advantages the workflow's groups: with_advantages(table, config, voting.groups)"
             )
         name = [field.strip() for field in name.split(",")]
     if not name or any(field not in FIELDS and not is_attribute(field) for field in name):
