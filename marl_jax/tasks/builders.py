@@ -15,6 +15,7 @@ import logging as python_logging
 import os
 import shutil
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ Splits = Callable[[Download], Mapping[str, Rows]]  # published split -> its rows
 shuffle.MAX_MEM_BUFFER_SIZE = 1 << 50
 _FEATURES = {name: tfds.features.Text() for name in ("id", "family", "question", "gold")}
 _JSON = ("tests", "public_tests", "meta")
+_ALONE = threading.Lock()  # `_quiet` replaces stdout and stderr, which all threads share
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -78,7 +80,7 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
             try:
                 _reach(next(iter(urls.values()))[0])
                 return dl_manager.download({split: list(links) for split, links in urls.items()})
-            except (OSError, DownloadError) as error:  # exceptions of requests are OSErrors
+            except (OSError, ValueError, DownloadError) as error:  # exceptions of requests are OSErrors
                 reason = str(error).splitlines()[0]
                 raise DataError(
                     f"{self.name}: cannot be fetched ({reason}): give the directory of its files"
@@ -148,27 +150,32 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
             work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=home.parent))
             user_cache.apply_umask(work, 0o777)
         except OSError as error:
-            raise DataError(
-                f"tasks cannot be prepared in '{home.parent}' ({error.strerror}): name another folder with "
-                "MARL_JAX_CACHE=DIR, or --config.data.cache=DIR of a new run"
-            ) from None
+            raise _unwritable(home, str(error.strerror)) from None
         try:
-            with _quiet():
+            with _ALONE, _quiet():
                 make(data_dir=work).download_and_prepare(download_dir=cache / "downloads")
             os.rename(work, home)
-        except OSError:
+        # The writer of records raises a RuntimeError if the disk is full.
+        except (OSError, RuntimeError) as error:
             if not home.is_dir():  # otherwise another process was first, with equal data
-                raise
+                raise _unwritable(home, " ".join(str(error).split())) from None
         finally:
             shutil.rmtree(work, ignore_errors=True)
     try:
-        with _quiet():
+        with _ALONE, _quiet():
             builder = make(data_dir=home)
             if not builder.info.metadata:
                 raise ValueError("files are missing")
             return builder
     except Exception as error:  # whatever the parser of a broken file raises
         raise _damaged(home, error) from None
+
+
+def _unwritable(home: Path, why: str) -> DataError:
+    return DataError(
+        f"tasks cannot be prepared in '{home.parent}' ({why:.200}): name another folder with "
+        "MARL_JAX_CACHE=DIR, or --config.data.cache=DIR of a new run"
+    )
 
 
 def _damaged(home: Path, error: Exception) -> DataError:

@@ -166,7 +166,14 @@ def load(
     published = source.urls if directory is None else _split_files(source, Path(directory))
     unread = _unread(source, published, split)
     wanted = {part: files for part, files in published.items() if part not in unread}
-    built = _build(name, directory is None, wanted, bad_rows, family or source.family, user_cache.home(cache))
+    home = user_cache.home(cache)
+    try:
+        built = _build(name, directory is None, wanted, bad_rows, family or source.family, home)
+    except DataError as error:
+        fetched = home / "downloads" / name
+        if directory is None and str(fetched) in str(error):  # it may be the page of a proxy
+            raise DataError(f"{error}; remove the folder '{fetched}' to have it fetched again") from None
+        raise
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
         logging.warning("%s has %s rows, the study %s: its splits differ", name, rows, source.study_rows)
@@ -257,7 +264,10 @@ def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
 
 def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
     """{published split: its files in a directory}, by the split in their names; names without one are of train."""
-    paths = list_files(Path(os.path.expanduser(directory)), source.folder)
+    try:
+        paths = list_files(Path(os.path.expanduser(directory)), source.folder)
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be read ({error.strerror})") from None
     only = "test" if set(source.urls) == {"test"} else ""  # a data set of a test split alone
     if only:  # a clone of the repository may have examples next to the data
         bare = lambda name: name.rpartition("/")[2].removesuffix(".gz")

@@ -60,7 +60,11 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
         raise DataError(f"{directory}: not a data file (its name must end in {', '.join(SUFFIXES)})")
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; data.directory names where the files are")
-    for place in (directory / folder / "data", directory / folder, directory / "data", directory):
+    places = [directory / folder / "data", directory / folder, directory / "data", directory]
+    at_top = (path for path in directory.glob("[!.]*") if path.name.endswith(SUFFIXES[:-1]))
+    if not folder and any(path.is_file() for path in at_top):
+        places = [directory]  # its own files come first; a JSON list next to `data` may be a description
+    for place in places:
         paths = sorted(path for path in place.glob("[!.]*") if path.is_file())
         formats = [[path for path in paths if path.name.endswith(suffix)] for suffix in _FORMATS]
         if any(formats):
@@ -75,7 +79,7 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
 
 def named_split(path: Path) -> str | None:
     """The split that the name of a file states, by the first of these words in it: train, val, test, eval."""
-    stated = lambda words: re.search(rf"(?<![a-z])(?:{words})(?![a-z])", path.name.lower())
+    stated = lambda words: re.search(rf"(?<![a-z])(?:{words})(?:set|data)?(?![a-z])", path.name.lower())
     return next((split for split, words in _SPLITS.items() if stated(words)), None)
 
 
@@ -86,6 +90,10 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=64):
+                for place, field in enumerate(batch.schema):
+                    if field.type == pa.float32():  # 0.1 as it was written, not 0.10000000149011612
+                        shortest = batch.column(place).cast(pa.string()).cast(pa.float64())
+                        batch = batch.set_column(place, field.name, shortest)
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -131,6 +139,8 @@ def _parse(data: bytes, where: str) -> Any:
         raise DataError(f"{where}: not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})") from None
     except json.JSONDecodeError as error:
         lines = ": JSON lines need a .jsonl name" if error.msg == "Extra data" and error.lineno > 1 else ""
+        if data.strip(b"\xef\xbb\xbf\r\n ") == b"[":
+            lines = ": a JSON list over several lines needs a .json name"
         raise DataError(
             f"{where}: not JSON ({error.msg.removesuffix(' at')} at column {error.colno}){lines}"
         ) from None

@@ -178,9 +178,11 @@ def _tests(row: Row, name: str) -> tuple[Test, ...]:
     try:
         if isinstance(tests, str):
             tests = _from_json(tests, "field 'tests'") if tests.lstrip()[:1] in ("[", "{") else [tests]
-        if tests == [] and name == "public_tests":
+        if name == "public_tests" and not any(tests.values() if isinstance(tests, dict) else [tests]):
             return ()
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
+            if all(test.lstrip().startswith("{") for test in tests):  # one JSON object a text
+                return program_tests([_from_json(test, "field 'tests'") for test in tests], None)
             return assertions(tests, setup=optional_text(row, "setup"))
         return program_tests(tests, None)
     except RowError as error:
@@ -278,10 +280,11 @@ def text(row: Row, *names: str, number: bool = False) -> str:
         if number and isinstance(value, float):
             if not math.isfinite(value):
                 raise RowError(f"field {name!r} is {value}, which is no answer")
-            return str(int(value)) if value == int(value) else str(value)
+            # Beyond 2**53 the digits of a float are not those that were written: 6.02e23 stays 6.02e+23.
+            return str(int(value)) if value == int(value) and abs(value) < 2**53 else str(value)
         checked = check_text(name, value)
         return checked.strip() if number else checked
-    has = ", ".join(map(str, row)) or "nothing"
+    has = ", ".join(str(name) for name in row if row[name] is not None) or "nothing"
     raise RowError(f"field {' or '.join(map(repr, names))} is missing (the row has {has})")
 
 

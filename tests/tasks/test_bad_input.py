@@ -5,9 +5,13 @@ import gzip
 import json
 import re
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from published import dapo_row, deepcoder_row, helper_row, humaneval_row, jsonl, mbpp_row, parquet
 
@@ -223,6 +227,13 @@ def test_rows_of_a_parquet_file_are_counted_too(tmp_path):
     refuse(tmp_path, "dapo_math", f"{path}, row 11: field 'solution' is empty")
 
 
+def test_a_short_float_of_a_parquet_file_is_the_number_that_was_written(tmp_path):
+    table = pa.table({"question": ["1?", "2?"], "answer": pa.array([0.1, None], pa.float32())})
+    pq.write_table(table, tmp_path / "test.parquet")
+    (task,) = load("jsonl", tmp_path, "test", bad_rows="skip", cache=tmp_path / "cache")
+    assert task.gold == "0.1"
+
+
 def test_bytes_where_text_should_be_are_a_broken_row_of_a_parquet_file(tmp_path):
     math = [{"problem": "1?", "answer": "1", "level": 1, "subject": b"Algebra"}]
     path = parquet(tmp_path / "data" / "test.parquet", math)
@@ -258,6 +269,7 @@ LINE = b'{"question": "1?", "answer": "1"}\n'
         ("train.json", b"[" * 100_000, "not JSON that can be read"),
         ("train.jsonl", b'{"question": "1?", "answer": ' + b"9" * 5000 + b"}\n", "line 1: not JSON .*digits"),
         ("train.json", LINE + LINE, "not JSON .Extra data at column 1.: JSON lines need a .jsonl name"),
+        ("train.jsonl", b"[\n" + LINE + b"]", "JSON list over several lines needs a .json name"),
         ("train.json", b"[]", "no rows here"),
         ("train.jsonl", LINE.decode().encode("utf-16"), "line 1: not UTF-8 .byte 0 is 0xff"),
         ("train.jsonl.gz", gzip.compress(30 * LINE, mtime=0)[:-9], "cannot be read past line"),
@@ -303,6 +315,8 @@ def test_files_as_people_have_them_are_read(file, data, tmp_path):
         *(
             ("training.jsonl", "testing.jsonl"),
             ("my_train.jsonl", "eval.jsonl"),
+            ("trainset.jsonl", "testset.jsonl"),
+            ("math_traindata.jsonl", "math_testdata.jsonl"),
             ("train.jsonl", "evaluation.json"),
         ),
     ],
@@ -337,6 +351,18 @@ def test_copies_and_descriptions_beside_the_data_are_not_read(files, tmp_path):
     assert sum(map(len, parts)) == 30
 
 
+def test_files_of_the_directory_itself_come_before_those_of_a_folder_in_it(tmp_path):
+    for name in ("train.jsonl", "data/raw.jsonl"):
+        jsonl(tmp_path / "data" / name, [{"question": f"{name} {i}?", "answer": "1"} for i in range(20)])
+    tasks = load("jsonl", tmp_path / "data", cache=tmp_path / "cache")
+    assert all(task.question.startswith("train.jsonl") for task in tasks)
+
+
+def test_a_directory_that_cannot_be_looked_into_is_told(tmp_path):
+    with pytest.raises(DataError, match=r"cannot be read .File name too long"):
+        load("jsonl", tmp_path / ("x" * 300), cache=tmp_path / "cache")
+
+
 def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
     path = write(tmp_path / "rows.csv", b"question,answer\n1?,1\n")
     with pytest.raises(DataError, match=f"{path}: not a data file .its name must end in .parquet"):
@@ -344,6 +370,7 @@ def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
 
 
 ODD_ANSWERS = [
+    *((6.02e23, "6.02e+23"), (1e23, "1e+23"), (1e15, "1" + 15 * "0"), (1e-7, "1e-07")),
     *((10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")),
     *(("He has 3+4 = 7.\n#### 1,007", "1,007"), (600 * "x " + r"so $\boxed{\frac12}$.", r"\frac12")),
     (r"We have $x=1/2$ so $\boxed{\frac12}$.", r"\frac12"),
@@ -364,6 +391,7 @@ def test_answers_in_odd_forms(answer, gold, tmp_path):
         ('[{"stdin": "1", "stdout": "2"}]', {"stdin": "1", "stdout": "2"}),
         ('{"inputs": ["1"], "outputs": ["2"]}', {"stdin": "1", "stdout": "2"}),
         ('["assert f(1) == 2"]', {"call": "f", "args": [1], "expected": 2}),
+        (['{"stdin": "1", "stdout": "2"}'], {"stdin": "1", "stdout": "2"}),
         ('[{"check": "assert f(1)", "setup": "x = 1"}]', {"check": "assert f(1)", "setup": "x = 1"}),
     ],
 )
@@ -583,10 +611,19 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_way_to_another(tmp_path
     )
 
 
-def test_a_parquet_text_that_is_not_utf8_is_told(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def test_threads_that_load_at_once_leave_the_output_of_their_process_alone(tmp_path):
+    rows = jsonl(tmp_path / "train.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(60)])
+    streams = sys.stdout, sys.stderr
+    get = lambda i: len(load("jsonl", rows, seed=i, cache=tmp_path / f"cache-{i % 2}"))
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            assert [*threads.map(get, range(6))] == 6 * [49]
+        assert (sys.stdout, sys.stderr) == streams
+    finally:
+        sys.stdout, sys.stderr = streams
 
+
+def test_a_parquet_text_that_is_not_utf8_is_told(tmp_path):
     offsets = pa.py_buffer(np.array([0, 2], np.int32).tobytes())
     broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
     pq.write_table(pa.table({"question": broken, "answer": ["1"]}), tmp_path / "test.parquet")

@@ -286,6 +286,9 @@ def test_a_generic_file_may_mix_math_and_code(open_set):
     assert len(code) == 20 and code[0].tests[1] == {"call": "inc", "args": [5], "expected": 6}
 
 
+NO_TESTS = ("[]", [], None, {"input": [], "output": []})  # the last as CodeContests has it
+
+
 def test_a_generic_row_may_say_more(tmp_path, cache):
     tests = {"tests": ["assert f(1) == 2"], "public_tests": ["assert f(2) == 3"]}
     rows = [
@@ -300,8 +303,8 @@ def test_a_generic_row_may_say_more(tmp_path, cache):
         ({"call": "f", "args": [1], "expected": 2},),
         ({"call": "f", "args": [2], "expected": 3},),
     )
-    jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": none} for none in ("[]", [], None)])
-    assert [task.public_tests for task in load("jsonl", tmp_path, "test", cache=cache)] == [()] * 3
+    jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": none} for none in NO_TESTS])
+    assert [task.public_tests for task in load("jsonl", tmp_path, "test", cache=cache)] == [()] * 4
     jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": 3}])
     with pytest.raises(DataError, match="field 'public_tests' is int, not a list of tests"):
         load("jsonl", tmp_path, "test", cache=cache)
@@ -462,6 +465,17 @@ def test_without_a_directory_the_published_files_are_fetched(tmp_path, monkeypat
         url = f"http://127.0.0.1:{server.server_port}"
         fake = {"train": (f"{url}/train.jsonl",)}
         monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=fake))
+        assert len(load("dapo_math", split="test", cache=tmp_path / "cache")) == 2
+        page = tmp_path / "www" / "page.jsonl"  # of a proxy, with status 200
+        page.write_text("<html>")
+        paged = {"train": (f"{url}/page.jsonl",)}
+        monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=paged))
+        with pytest.raises(
+            DataError, match=r"downloads.* not JSON .*; remove the folder .* fetched"
+        ) as error:
+            load("dapo_math", split="test", cache=tmp_path / "cache")
+        shutil.rmtree(str(error.value).split("'")[1])
+        page.write_text((tmp_path / "www" / "train.jsonl").read_text())
         assert len(load("dapo_math", split="test", cache=tmp_path / "cache")) == 2
         gone = {"train": (f"{url}/gone.jsonl",)}
         monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=gone))
