@@ -128,7 +128,7 @@ def export(
 def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
     """How a server must be asked, so that the policy answers as it did here."""
     notes = []
-    if "enable_thinking" in (getattr(chat.tokenizer, "chat_template", None) or ""):
+    if "enable_thinking" in str(chat.tokenizer.chat_template):  # a text, or texts by name
         notes.append(
             'The run had thinking off: send requests with chat_template_kwargs {"enable_thinking": false}.'
         )

@@ -62,8 +62,12 @@ def load_hf(
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
     path, generation_path = resolve_path(directory) / CONFIG, resolve_path(directory) / GENERATION
-    hint = "`export` makes a model of a checkpoint" if (path.parent / "seal.json").exists() else ""
-    published = read_json(path, hint or "is this the directory of a Qwen3 model?")
+    hints = {
+        "seal.json": "`export` makes a model of a checkpoint",
+        "adapter_config.json": "this is an adapter: `export --format=hf` writes one summed with its base",
+    }
+    found = (hint for name, hint in hints.items() if (path.parent / name).exists())
+    published = read_json(path, next(found, "is this the directory of a Qwen3 model?"))
     try:
         config = ModelConfig.from_hf(published, dtype=dtype)
     except ValueError as error:

@@ -93,10 +93,11 @@ class ModelConfig:
         if missing:
             raise ValueError(f"the model configuration lacks {', '.join(missing)}")
         if dtype is None:
-            dtypes = {str(published[k]) for k in ("dtype", "torch_dtype") if published.get(k) is not None}
+            given = [published[k] for k in ("dtype", "torch_dtype") if published.get(k) is not None]
+            dtypes = {str(dtype).removeprefix("torch.") for dtype in given}
             if len(dtypes) > 1:
                 raise ValueError(f"dtype and torch_dtype disagree: {' and '.join(sorted(dtypes))}")
-            dtype = (dtypes or {"float32"}).pop().removeprefix("torch.")
+            dtype = (dtypes or {"float32"}).pop()
             if dtype not in DTYPES:
                 raise ValueError(
                     f"dtype is {dtype!r}; load the weights as one of {', '.join(DTYPES)}, with dtype= or, in a run, "

@@ -128,7 +128,7 @@ class Chat:
             return self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             name = getattr(self.tokenizer, "name_or_path", "")
             raise Unrendered(
                 f"the chat template of the tokenizer '{name}' cannot be rendered: {error}"

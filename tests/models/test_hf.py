@@ -300,6 +300,9 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path):
         FileNotFoundError, match=r"nowhere/config.json is missing; is this the directory of a Qwen3"
     ):
         load_hf(tmp_path / "nowhere")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="is missing; this is an adapter: `export --format=hf`"):
+        load_hf(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json is not JSON"):
         load_hf(tmp_path)

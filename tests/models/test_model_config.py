@@ -42,7 +42,11 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("spelling", [dict, newer])
+def both_dtypes(config):
+    return config | {"dtype": f"torch.{config['torch_dtype']}"}
+
+
+@pytest.mark.parametrize("spelling", [dict, newer, both_dtypes])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_are_the_presets_in_both_spellings(name, spelling):
     assert ModelConfig.from_hf(spelling(PUBLISHED[name])) == ModelConfig.preset(name)

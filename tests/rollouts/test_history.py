@@ -75,7 +75,7 @@ def rendered(tokenizer, messages):
     )
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{{ 'a' + 1 }}"])
 def test_a_template_that_cannot_be_rendered_is_refused_in_a_line(template):
     with pytest.raises(ValueError, match="chat template of the tokenizer '' cannot be rendered: "):
         Chat(byte_tokenizer(template)).start([ASK])

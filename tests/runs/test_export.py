@@ -135,12 +135,19 @@ def test_an_export_ends_its_turns_elsewhere_as_it_did_here_and_is_sampled_like_i
     assert load_hf(tmp_path / "out")[0].stop_tokens == (end, other)
 
 
-def test_an_export_says_how_a_server_is_asked(tmp_path):
+@pytest.mark.parametrize("named", [False, True])
+def test_an_export_says_how_a_server_is_asked(tmp_path, named):
     end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
     plain = dataclasses.replace(MODEL, eos_token_id=next(t for t in range(MODEL.vocab_size) if t != end))
     base = make_base(tmp_path / "base", init(0, plain), plain)
     switch = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
     (base / "chat_template.jinja").write_text(TOKENIZER.chat_template + switch)
+    if named:
+        (base / "chat_template.jinja").rename(base / "default.jinja")
+        settings = json.loads((base / "tokenizer_config.json").read_text())
+        template = {"name": "default", "template": (base / "default.jinja").read_text()}
+        settings["chat_template"] = [template, {"name": "tool_use", "template": "x"}]
+        (base / "tokenizer_config.json").write_text(json.dumps(settings))
     lora = {"policies__train": "lora", "policies__lora_rank": RANK, "policies__lora_alpha": ALPHA}
     run = make_run(tmp_path / "run", base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **lora)
     for format, ends in (("hf", False), ("peft", True)):
