@@ -187,7 +187,7 @@ def _call(episode: Episode, i: int, more: dict[str, Any]) -> dict[str, Any]:
         "g": grade, "k": call.kind, "c": call.finish_reason == "length", "u": call.answer is None,
         "d": list(call.reads), "z": len(call.tokens), "p": ".".join(map(str, call.path)),
     }  # fmt: skip
-    if ends is not None and complete:  # the page can show the tokens of the text
+    if ends is not None and complete and text:  # the page can show the tokens of the text
         facts |= {"x": text, "n": list(ends), "l": [round(float(value), 2) for value in call.logprobs]}
         if trainer is not None and len(trainer) == len(call.logprobs):
             facts["m"] = [round(float(a - b), 5) for a, b in zip(trainer, call.logprobs)]

@@ -123,10 +123,11 @@ class Run:
 
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
-        found = [(line["step"], line[key]) for line in self.metrics if key in line]
-        steps, values = zip(*found) if found else ((), ())
-        numbers = [np.nan if value is None else float(value) for value in values]
-        return Series(np.array(steps, float), np.array(numbers, float))
+        found = {
+            line["step"]: line[key] for line in self.metrics if key in line
+        }  # of a step's lines, the last
+        numbers = [np.nan if value is None else float(value) for value in found.values()]
+        return Series(np.array([*found], float), np.array(numbers, float))
 
     def keys(self, pattern: str) -> list[re.Match[str]]:
         """The keys of the metrics that a pattern matches in full, in order of appearance."""

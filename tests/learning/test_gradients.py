@@ -104,7 +104,7 @@ def test_a_part_without_a_gradient_has_no_cosine_and_amplifies_nothing(still):
 
 def test_no_gradient_has_no_ratios():
     found = describe(np.zeros((2, 2)), ["a", "b"])
-    assert found["norm"] == {"a": 0.0, "b": 0.0}
+    assert found["norm"] == {"a": 0.0, "b": 0.0} and found["share"] == {"a": None, "b": None}
     assert [found[k] for k in ("coherence", "amplification", "dominance", "effective", "conflict_rate")] == [
         None
     ] * 5

@@ -136,7 +136,7 @@ def test_a_demo_of_several_seeds_is_refused_before_it_trains(refused, tmp_path):
 
 @pytest.mark.parametrize("module", ["evaluate", "export", "report"])
 def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
-    assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")
+    assert "'samples=4' is no flag: --helpshort" in refused(module, f"--workdir={tmp_path}", "samples=4")
     theirs = "the run has its own configuration: leave {} out; --helpshort tells what there is to set"
     for given in ("--config=no/file.py:x", "--config.workflow.name=single", "--config.nonsense"):
         line = refused(module, f"--workdir={tmp_path}", given)

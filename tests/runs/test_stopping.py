@@ -166,3 +166,12 @@ def test_a_second_signal_ends_a_process_at_once_that_is_being_saved(number, chil
     assert process.stdout.readline() == "saving\n"
     process.send_signal(number)
     assert process.wait(60) == 128 + number
+
+
+@pytest.mark.long
+def test_a_second_signal_after_the_patience_ends_a_process_without_an_error_of_python(number, child):
+    process = child(EARLY.replace("5.0", "0.2"))
+    process.send_signal(number)
+    time.sleep(2)
+    process.send_signal(number)
+    assert process.communicate(timeout=120)[0] == "" and process.returncode == -number

@@ -152,6 +152,14 @@ def test_tokens_are_told_apart_where_it_is_known_where_they_end(tmp_path):
     assert all(value == -0.5 for value in one["calls"][0]["l"])
 
 
+def test_a_completion_of_its_end_token_alone_has_a_text_and_no_tokens_to_shade(tmp_path):
+    folder = write_run(tmp_path / "run")
+    table = table_of([(episode(texts=("", "46", "46")), RIGHT)])
+    write_episodes(folder / "episodes" / "step-000001.parquet", table, lambda tokens: "")
+    (one,) = said(folder).episodes
+    assert one["calls"][0]["x"] == "(nothing)" and "n" not in one["calls"][0]
+
+
 GRADED = {"right": 1.0, "wrong": 0.0}
 
 

@@ -304,3 +304,9 @@ def test_a_damaged_record_of_evaluations_is_told(tmp_path):
         about = config() | {"changes": changes}
         run = read_run(write_run(tmp_path / "damaged", about=about, lines=lines, evaluations=damaged))
         assert (warning in run_sentences.warnings(run)) == lost
+
+
+def test_of_several_lines_of_a_step_the_last_counts(tmp_path):
+    lines = [metrics(1), metrics(2), metrics(2) | {"reward": 0.25}]
+    steps, rewards = read_run(write_run(tmp_path / "run", lines=lines)).series("reward")
+    assert steps.tolist() == [1, 2] and rewards[1] == 0.25

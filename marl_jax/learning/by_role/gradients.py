@@ -60,7 +60,7 @@ def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     }
     return {
         "norm": dict(zip(names, norms.tolist())),
-        "share": dict(zip(names, shares.tolist())),
+        "share": dict(zip(names, shares.tolist() if mass > 0 else [None] * len(names))),
         "resultant": resultant,
         "coherence": resultant / mass if mass > 0 else None,
         "amplification": resultant / (mass / moving) if mass > 0 else None,
