@@ -127,9 +127,9 @@ def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
     """The fields of a tree converted as by `from_json` (1 to 1.0, a list to a tuple), and a line for each misfit."""
     problems: list[str] = []
     cls: Any = type(tree)
-    return {
-        name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in annotations(cls).items()
-    }, problems
+    hints = annotations(cls)
+    values = {name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in hints.items()}
+    return values, problems
 
 
 def check(tree: Any) -> None:
@@ -411,9 +411,8 @@ def _suggest(name: str, cls: type, siblings: Sequence[str]) -> str:
     close = difflib.get_close_matches(last, siblings, 1, 0.5)
     if close:
         return f": did you mean '{name.rpartition('.')[0]}.{close[0]}'?"
-    return nearest(
-        name, [*known, *annotations(cls)], f"; there is: {', '.join(siblings or annotations(cls))}", 0.6
-    )
+    names = f"; there is: {', '.join(siblings or annotations(cls))}"
+    return nearest(name, [*known, *annotations(cls)], names, 0.6)
 
 
 def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str, Any]:
@@ -433,7 +432,10 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
         lines = [f"{'.'.join(at)}: {line}" if at else line for line in refusal]
         problems.extend(line for line in lines if line not in problems)
         if not at:
-            return _unchecked(base, values)
+            unchecked = copy.copy(base)
+            for name, value in values.items():
+                object.__setattr__(unchecked, name, value)
+            return unchecked
         one_fewer = ({k: v for k, v in values.items() if k != name} for name in values)
         values = next((rest for rest in one_fewer if _refusal(base, rest) != refusal), {})
     return dataclasses.replace(base, **values)
@@ -446,14 +448,6 @@ def _refusal(base: Any, values: Mapping[str, Any]) -> list[str]:
     except (ValueError, TypeError) as error:
         return getattr(error, "problems", [str(error)])
     return []
-
-
-def _unchecked(base: Any, values: Mapping[str, Any]) -> Any:
-    """A copy with these fields, without the dataclass's checks."""
-    result = copy.copy(base)
-    for name, value in values.items():
-        object.__setattr__(result, name, value)
-    return result
 
 
 def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:

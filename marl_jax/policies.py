@@ -217,11 +217,8 @@ def role_settings(
 def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
     unordered = isinstance(roles, str | set | frozenset)  # policies are numbered by the order of their roles
     names = () if unordered else tuple(roles)
-    if (
-        not names
-        or len(set(names)) != len(names)
-        or not all(isinstance(name, str) and name and "/" not in name for name in names)
-    ):
+    is_name = lambda name: isinstance(name, str) and name and "/" not in name
+    if not names or len(set(names)) < len(names) or not all(map(is_name, names)):
         raise ValueError(
             f"roles are {roles!r}; they must be a non-empty sequence of distinct names without '/'"
         )

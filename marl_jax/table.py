@@ -450,12 +450,11 @@ def _with_equal_columns(tables: Sequence[Table]) -> list[Table]:
         raise ValueError(
             "some tables have clip ranges of their own and some do not: set them in all, or in none"
         )
-    no_sets = lambda rows: Ragged(np.zeros((0, 1), np.int32), *np.zeros((2, rows), np.int64))
     stands_for: dict[str, Callable[[Table], Any]] = {
         "weight": lambda table: np.ones(len(table)),
         "penalty": lambda table: np.zeros(len(table)),
         "spoken": lambda table: Ragged.of([*map(table.counted, range(len(table)))], bool),
-        "kept": lambda table: no_sets(len(table)),
+        "kept": lambda table: Ragged(np.zeros((0, 1), np.int32), *np.zeros((2, len(table)), np.int64)),
         "about": lambda table: (None,) * len(table),
         "labels": lambda table: (None,) * len(table),
     }

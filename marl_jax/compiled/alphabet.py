@@ -41,6 +41,7 @@ class Alphabet:
 
     def codes(self, text: str, control: bool = False) -> np.ndarray:
         """The codes of a Python string, uint8 [n]; with `control`, control words in it become control tokens."""
+        known = set(map(chr, np.flatnonzero(self.ids[:CONTROL] >= 0).tolist()))
         words = "|".join(re.escape(word) for word in self.control)
         parts = re.split(f"({words})", text) if control else [text]
         codes: list[int] = []
@@ -48,7 +49,7 @@ class Alphabet:
             if control and part in self.control:
                 codes.append(self.control[part])
             else:
-                codes += [ord(char) if self._known(char) else self.unknown for char in part]
+                codes += [ord(char) if char in known else self.unknown for char in part]
         return np.array(codes, np.uint8)
 
     def text(self, tokens: np.ndarray) -> str:
@@ -60,9 +61,6 @@ class Alphabet:
         """The number of tokens of a Python string; control words count as one token."""
         words = [*self.control, *(word.decode() for word, _ in self.words)]
         return len(re.findall("|".join(map(re.escape, words)) + r"|[\s\S]", text))
-
-    def _known(self, char: str) -> bool:
-        return ord(char) < CONTROL and self.ids[ord(char)] >= 0
 
 
 def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
@@ -80,9 +78,8 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
     }
     characters = {text: i for text, i in inner["model"]["vocab"].items() if len(text) == 1}
     words = {token["content"]: token["id"] for token in added if not token["special"]}
-    checks["it is not ASCII"] = (
-        all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
-    )
+    is_ascii = all(text.isascii() for text in (*characters, *words))
+    checks["it is not ASCII"] = is_ascii and "\0" not in characters
     if failed := [check for check, passed in checks.items() if not passed]:
         raise NoArrayForm(
             f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet ({failed[0]}); the "

@@ -13,10 +13,11 @@ from marl_jax.compiled.alphabet import Alphabet, alphabet_of
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, dry_run
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.estimators.worth import Presets, key_of
+from marl_jax.learning.estimators.worth import key_of
 from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.own import is_own
 from marl_jax.policies import SamplingSettings
+from marl_jax.ragged import padded
 from marl_jax.rollouts import Chat
 from marl_jax.runs.loading.parts import Parts, load_parts
 from marl_jax.tasks.micro import KINDS
@@ -45,8 +46,7 @@ class Cast:
             role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn, *self.parts.model.stop_tokens))
             for role, settings in self.settings.items()
         }
-        most = max(map(len, stops.values()))
-        return {role: np.array([*ids, *[-1] * (most - len(ids))], np.int32) for role, ids in stops.items()}
+        return dict(zip(stops, padded([*map(tuple, stops.values())])))
 
     def script(self, texts: Mapping[int, str], *, check: bool = True) -> list[list[Cue]]:
         """The calls of an episode, batch by batch; `texts` gives the completions of some calls, by number."""
@@ -68,23 +68,19 @@ def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
             f"workflow '{parts.workflow.name}' has no form in arrays (these have: {known}; write one under "
             f"@{parts.workflow.name}.arrays)"
         )
-    _check_groups(config, parts.workflow.groups)
-    alphabet = alphabet_of(parts.tokenizer, parts.model.vocab_size)
-    return Cast(config, parts, Chat(parts.tokenizer), alphabet, config.role_settings)
-
-
-def _check_groups(config: RunConfig, presets: Presets) -> None:
-    fields = {*key_of(config.advantages, presets)}
+    fields = {*key_of(config.advantages, parts.workflow.groups)}
     if "task" not in fields:
         raise NoArrayForm("advantages over groups of several problems have no form in arrays")
     if unsupported := sorted(fields - {"task", "role", "slot", "turn"}):
         raise NoArrayForm(f"groups by {', '.join(unsupported)} (advantages.group) have no form in arrays")
+    alphabet = alphabet_of(parts.tokenizer, parts.model.vocab_size)
+    return Cast(config, parts, Chat(parts.tokenizer), alphabet, config.role_settings)
 
 
 def check_settings(config: RunConfig) -> None:
     """Refuse settings that only the hosted road supports."""
     settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
-    whole_batch = advantages.estimator == "reinforce_pp_baseline"
+    whole_batch, kind = advantages.estimator == "reinforce_pp_baseline", learner.loss.kind
     refused = {
         f"tasks of {config.data.name}": config.data.name not in KINDS,
         "stop strings": any(role.stop_strings for role in settings),
@@ -101,8 +97,7 @@ def check_settings(config: RunConfig) -> None:
         f"advantages by {advantages.estimator}": is_own(advantages.estimator),
         "advantages over the whole batch (reinforce_pp_baseline)": whole_batch,
         "your own rows (advantages.rows)": advantages.rows is not None,
-        f"an objective of whole sequences (learner.loss.kind={learner.loss.kind})": learner.loss.kind
-        in OBJECTIVES,
+        f"an objective of whole sequences (learner.loss.kind={kind})": kind in OBJECTIVES,
         "sharding the weights of several seeds over devices (mesh.model)": config.mesh.model > 1
         and config.seeds > 1,
         "a run of several phases": bool(config.phases),

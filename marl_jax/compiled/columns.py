@@ -64,9 +64,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         most = max(x.shape[1] for x in values)
         return rows([jnp.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in values])
 
-    def constant(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
-        return rows([jnp.full((episodes,), value, dtype) for value in values])
-
+    constant = lambda values, dtype=np.int32: rows([jnp.full((episodes,), value, dtype) for value in values])
     made = rows([line.made for line in lines])
     results = stage.read(lines)
     graded = [jnp.where(line.made, 1.0 * result.right, 0.0) for line, result in zip(lines, results)]
@@ -87,7 +85,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         slot=constant([line.cue.slot for line in lines]),
         turn=constant([line.cue.turn for line in lines]),
         policy=constant([policies.index(line.policy) for line in lines]),
-        version=rows([jnp.full((episodes,), versions.get(line.policy, 0), jnp.int32) for line in lines]),
+        version=constant([versions.get(line.policy, 0) for line in lines]),
         reads=padded(lambda line: line.reads, -1),
         after=jnp.where(made, constant(after), -1),
         prompt=padded(lambda line: line.prompt[0]),
@@ -140,9 +138,8 @@ def with_advantages(cast: Cast, columns: Columns) -> Columns:
     group = jnp.where(made, group, -1)
     with jax.enable_x64(True):
         double = lambda x: x.astype(jnp.float64)
-        exact = with_rewards(
-            table.replace(grade=double(table.grade), outcome=double(table.outcome)), cast.parts.credit
-        )
+        graded = table.replace(grade=double(table.grade), outcome=double(table.outcome))
+        exact = with_rewards(graded, cast.parts.credit)
         rewards, penalty = exact.reward, None
         if config.overlong is not None:
             most, buffer = config.overlong
@@ -153,11 +150,8 @@ def with_advantages(cast: Cast, columns: Columns) -> Columns:
         single = lambda x: x.astype(jnp.float32)
         components = {name: single(values) for name, values in exact.components.items()}
         reward, advantage = single(exact.reward), jnp.where(made, advantage, 0.0)
-    return columns.replace(
-        table=table.replace(
-            components=components, reward=reward, penalty=penalty, group=group, advantage=single(advantage)
-        )
-    )
+    table = table.replace(components=components, reward=reward, penalty=penalty)
+    return columns.replace(table=table.replace(group=group, advantage=single(advantage)))
 
 
 def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 0, step: int = 0) -> Table:
@@ -194,6 +188,7 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         )
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, C)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
+    samples = itertools.product(tasks, range(cast.samples))
     return table.replace(
         episode=episode.astype(np.int32),
         task=dense(tasks[i].id for i in problems),
@@ -211,8 +206,6 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         labels=(None,) * len(made),
         bare_episodes=tuple(
             Episode(task, sample, name, (), answer[end], key=key(task, sample), outcome=value)
-            for (task, sample), end, value in zip(
-                itertools.product(tasks, range(cast.samples)), ends.tolist(), outcome
-            )
+            for (task, sample), end, value in zip(samples, ends.tolist(), outcome)
         ),
     )

@@ -142,11 +142,8 @@ def _decode(static: Static, weights: _Weights, stem: Stem, lanes: Lanes) -> Samp
     kv, dim, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
     zeros = lambda *more: tuple(jnp.zeros((count * kv, *more), config.dtype) for _ in range(layers))
     own = LaneCache(zeros(dim, most), zeros(most, dim))
-    out = Samples(
-        jnp.zeros((count, most), jnp.int32),
-        jnp.zeros((count, most), jnp.float32),
-        jnp.zeros(count, jnp.int32),
-    )
+    tokens, logprobs = jnp.zeros((count, most), jnp.int32), jnp.zeros((count, most), jnp.float32)
+    out = Samples(tokens, logprobs, jnp.zeros(count, jnp.int32))
     loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
     few = count // 4 if count >= LEAST_LANES else 0
 
@@ -229,9 +226,8 @@ def _attend(
     stem_scores = jnp.where(padding[:, None], -jnp.inf, stem_scores * dim**-0.5)
     own_scores = product("xqd,xdm->xqm", queries, own_keys)
     own_scores = jnp.where(jnp.arange(own_keys.shape[2]) > step, -jnp.inf, own_scores * dim**-0.5)
-    weights = jax.nn.softmax(jnp.concatenate([by_lane(stem_scores), own_scores], axis=-1), axis=-1).astype(
-        own_values.dtype
-    )
+    scores = jnp.concatenate([by_lane(stem_scores), own_scores], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(own_values.dtype)
     out = by_lane(jnp.einsum("xqp,xpd->xqd", by_prompt(weights[..., :width]), stem_values))
     out = out + jnp.einsum("xqm,xmd->xqd", weights[..., width:], own_values)
     return out.reshape(q.shape)

@@ -133,9 +133,8 @@ def keep(
         return
     with contextlib.suppress(Exception):
         serialized = list(map(serialize_executable.serialize, programs))
-        if jax.default_backend() == "cpu" and not all(
-            any(map(program[0].__contains__, OBJECTS)) for program in serialized
-        ):
+        has_code = lambda program: any(map(program[0].__contains__, OBJECTS))
+        if jax.default_backend() == "cpu" and not all(map(has_code, serialized)):
             return
         data = pickle.dumps((needs, [(zlib.compress(code, 1), *trees) for code, *trees in serialized]))
         _write(place, hashlib.sha256(data).digest() + data)
@@ -144,9 +143,8 @@ def keep(
 def _write(place: Path, data: bytes | None = None) -> None:
     """Record the time of use as JAX does, which evicts the least recently used files; write `data` if given."""
     with filelock.FileLock(place.with_name(".lockfile"), timeout=10):  # the lock that JAX takes
-        place.with_name(place.name.replace("-cache", "-atime")).write_bytes(
-            time.time_ns().to_bytes(8, "little")
-        )
+        time_of_use = place.with_name(place.name.replace("-cache", "-atime"))
+        time_of_use.write_bytes(time.time_ns().to_bytes(8, "little"))
         if data is not None:
             write_atomically(place, data)
 

@@ -53,34 +53,9 @@ def before_update(cast: Cast, columns: Columns) -> Columns:
     learns = jnp.array([not is_frozen(cue.role, cue.slot, frozen) for cue in columns.cues])
     trains = (columns.table.length > 0) & jnp.tile(learns, len(columns.answer))
     zeros = jnp.zeros(columns.table.tokens.shape, jnp.float32)
-    anchored = cast.config.learner.interventions.kl_coef
-    return columns.replace(
-        table=columns.table.replace(trains=trains),
-        logp=zeros,
-        entropy=zeros,
-        ref_logp=zeros if anchored else None,
-    )
-
-
-def learn(
-    cast: Cast,
-    policy: str,
-    state: Any,  # `step.State`
-    columns: Columns,
-    axes: Axes,
-) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
-    """The new policy and its state, the columns that it computes, and the metrics of the update."""
-    trains = cast.config.learner.interventions.trains
-    role_trains = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
-    trained = columns.table.trains & role_trains[columns.table.role]
-    if cast.config.learner.mask_truncated:
-        trained &= ~columns.table.truncated
-    schedule = rates(cast.config, policy, len(state.trees))
-    clock: Any = state.learner[policy].steps
-    if cast.config.learner.optimiser.schedule.clock != "own":
-        clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
-    rate = schedule[jnp.minimum(clock, len(schedule) - 1)]
-    return _Update(cast, policy, state, columns, trained, axes).run(rate)
+    ref_logp = zeros if cast.config.learner.interventions.kl_coef else None
+    table = columns.table.replace(trains=trains)
+    return columns.replace(table=table, logp=zeros, entropy=zeros, ref_logp=ref_logp)
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
@@ -93,11 +68,12 @@ def _owner(cast: Cast, cue: Cue) -> str:
     return policy_of(cast.config.policies.map, cue.role, cue.slot)
 
 
-class _Update:
+class Update:
     """The update of one policy in a step."""
 
-    def __init__(self, cast: Cast, policy: str, state: Any, columns: Columns, trained: jax.Array, axes: Axes):
-        self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
+    def __init__(self, cast: Cast, policy: str, state: Any, columns: Columns, axes: Axes):
+        """`state` is a `step.State`."""
+        self.cast, self.columns, self.axes = cast, columns, axes
         self.tree, self.learner = state.trees[policy], state.learner[policy]
         self.frozen, self.reference = state.bases.get(policy), state.references.get(policy)
         self.config = config = cast.config.learner
@@ -107,9 +83,22 @@ class _Update:
         policies = cast.config.policies
         network = Qwen3(cast.parts.model, cast.parts.lora_scale, policies.remat, policies.attention)
         self.settings = update_programs.Settings.of(network, config)
+        trains, table = config.interventions.trains, columns.table
+        role_trains = jnp.stack([jnp.asarray(trains(role, state.step)) for role in table.roles])
+        self.trained = table.trains & role_trains[table.role]
+        if config.mask_truncated:
+            self.trained &= ~table.truncated
+        schedule = rates(cast.config, policy, len(state.trees))
+        clock: Any = self.learner.steps
+        if config.optimiser.schedule.clock != "own":
+            clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
+        self.rate = schedule[jnp.minimum(clock, len(schedule) - 1)]
 
-    def run(self, rate: jax.Array) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
-        """As `learn` returns it; if no row trains, the old weights and state with one more empty step counted."""
+    def run(self) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
+        """The new weights and state, the columns that the learner computes, and the metrics of the update.
+
+        If no row trains, these are the old weights and state, with one more empty step counted.
+        """
         config, columns, tree, state = self.config, self.columns, self.tree, self.learner
         parts = update_programs.zero_carry(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
@@ -120,19 +109,14 @@ class _Update:
         parts, loss, (filled, computed) = self.axes.sum(carry)
         trained = self.trained.reshape(-1, len(columns.cues))[:, jnp.array(self.places, jnp.int32)]
         count = self.axes.sum(jnp.sum(trained))
+        per_role = work.per_role_of(config, self.roles, self._calls(), self.unit_roles)
         new, optimiser, damping, applied = _apply(
-            tree,
-            state.optimiser,
-            state.damping,
-            parts,
-            rate,
-            work.per_role_of(config, self.roles, self._calls(), self.unit_roles),
-            settings=config.step_settings,
+            tree, state.optimiser, state.damping, parts, self.rate, per_role, settings=config.step_settings
         )
         finite = applied["finite"].astype(jnp.int32)
         new_state = state.after(optimiser, damping, taken=finite, skipped=1 - finite)
         select = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
-        metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
+        metrics = {"loss": loss, "applied": applied, "rate": self.rate, "rows": count}
         metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
         after = select(new, tree), select(new_state, state.replace(empty=state.empty + 1))
         return after, learner_columns(columns), metrics
@@ -159,11 +143,10 @@ class _Update:
         order = jnp.argsort(need)
         group = jnp.arange(row.size) // row.shape[1]
         row, rest = row[order].reshape(-1), rest[order].reshape(-1)
-        pieces = [
-            (table.prompt[row, :prompt], columns.prompt_length[row]),
-            (table.tokens[row, :most], table.length[row]),
-        ]
-        text, width = join(pieces, prompt + most)[0], most if equal else prompt + most - 1
+        prompts = table.prompt[row, :prompt], columns.prompt_length[row]
+        completions = table.tokens[row, :most], table.length[row]
+        text = join([prompts, completions], prompt + most)[0]
+        width = most if equal else prompt + most - 1
         index = stem_length[order][group, None] + jnp.arange(width)
         kl_coefs = self.config.interventions.kl_coef
         kl_coef = jnp.array([kl_coefs.get(role, 0.0) for role in table.roles], jnp.float32)
@@ -192,12 +175,9 @@ class _Update:
     def _add(self, number: int, rows: Rows, carry: Any, columns: Columns) -> tuple[Any, Columns]:
         """Add rows to the carry (parts and denominator, loss, filled and computed positions), log-probs to columns."""
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
+        flags = {"anchored": anchored, "on_policy": self.config.old_logprobs == "trainer"}
         accumulate = functools.partial(
-            update_programs.accumulate,
-            self.settings,
-            unit=jnp.int32(number),
-            anchored=anchored,
-            on_policy=self.config.old_logprobs == "trainer",
+            update_programs.accumulate, self.settings, unit=jnp.int32(number), **flags
         )
         size, sampled, widths = _shape(rows, self.config.batch)
         line, most = line_of(rows), rows.targets.shape[1]

@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     def seen_by(self, fed: Any) -> Any:
         """The most blocks that a token may see in a row of which `fed` tokens are fed."""
-        return blocks_of(self.stem.shape[1]) + -(-fed // BLOCK) + 1
+        return blocks_of(self.stem.shape[1]) + blocks_of(fed) + 1
 
 
 class Line(NamedTuple):
@@ -76,7 +76,7 @@ def line_of(rows: Rows) -> Line:
     learned = jax.ops.segment_sum(rows.target_count, rows.group, groups, indices_are_sorted=True)
     stem = jnp.where(learned > 0, rows.stem_length, 0)
     size = stem + total
-    room = _round_up(size)
+    room = blocks_of(size) * BLOCK
     begin = jnp.cumsum(room) - room
     inside = jnp.cumsum(rows.fed) - rows.fed
     inside -= (jnp.cumsum(total) - total)[rows.group]  # from the first row of its group
@@ -100,7 +100,7 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> P
     same = rows.group == at(rows.group)
     # A pack begins with a copy of the first row's stem, then the rest of its group, then all later groups.
     moved = at(line.start) - at(line.stem)
-    offset = jnp.where(same, moved, at(line.after) - _round_up(at(line.end) - moved))
+    offset = jnp.where(same, moved, at(line.after) - blocks_of(at(line.end) - moved) * BLOCK)
     start, target = line.start - offset, line.target - at(line.target)
     begin = jnp.where(same, 0, line.begin - offset)  # where the row's group begins
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.target_count <= sampled)
@@ -163,8 +163,3 @@ def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen
 
 def _entry(x: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
     return x[row, jnp.clip(column, 0, x.shape[1] - 1)]
-
-
-def _round_up(tokens: jax.Array) -> jax.Array:
-    """The number of tokens, rounded up to complete blocks."""
-    return -(-tokens // BLOCK) * BLOCK

@@ -58,19 +58,10 @@ def stripped(text: Text, _: jax.Array) -> Read:
     return _blank(text)._replace(readable=jnp.any((text.chars != 0) & ~is_blank(text.chars), axis=1))
 
 
-def pick(text: Text, _: jax.Array, *, n: int) -> Read:
-    """`parse.pick`."""
-    return _chosen(text, functools.partial(role_readers.pick, n=n))
-
-
-def verdict(text: Text, _: jax.Array) -> Read:
-    """`parse.verdict`."""
-    return _chosen(text, role_readers.verdict)
-
-
-def _chosen(text: Text, choose: Callable[[jax.Array], jax.Array]) -> Read:
-    choice = jax.vmap(choose)(text.chars)
-    return _blank(text)._replace(readable=choice >= 0, choice=choice)
+def choice(choose: Callable[..., jax.Array], text: Text, _: jax.Array, **settings: Any) -> Read:
+    """`parse.pick` or `parse.verdict`, whose form for one text is `choose`."""
+    chosen = jax.vmap(functools.partial(choose, **settings))(text.chars)
+    return _blank(text)._replace(readable=chosen >= 0, choice=chosen)
 
 
 def plan(text: Text, _: jax.Array, *, limit: int) -> Read:
@@ -80,8 +71,8 @@ def plan(text: Text, _: jax.Array, *, limit: int) -> Read:
 
 
 FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
-    parse.pick: pick,
-    parse.verdict: verdict,
+    parse.pick: functools.partial(choice, role_readers.pick),
+    parse.verdict: functools.partial(choice, role_readers.verdict),
     parse.plan_of: plan,
     parse.stripped: stripped,
 }

@@ -1,6 +1,7 @@
 """The rehearsal of a form: one episode without tokens, which counts its calls and refuses forms unlike their script."""
 
 import inspect
+import types
 import weakref
 from typing import Any
 
@@ -69,10 +70,8 @@ class _Rehearsal(Stage):
     """One episode in which no call samples tokens."""
 
     def __init__(self, cast: Cast, width: int):
-        class BlankTask:
-            id, question = (0,), np.zeros((1, width), np.uint8)
-
-        super().__init__(cast, {}, BlankTask, lambda calls: calls, episodes=1)
+        task = types.SimpleNamespace(id=(0,), question=np.zeros((1, width), np.uint8))
+        super().__init__(cast, {}, task, lambda calls: calls, episodes=1)
 
     def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
         pass

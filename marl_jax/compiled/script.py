@@ -276,15 +276,10 @@ def _pieces(texts: Sequence[str], alphabet: Alphabet, role: str) -> tuple[Piece,
         raise NoArrayForm(f"a prompt of role '{role}' spells out a control word of the chat template")
     pieces: list[Piece] = []
     for part in _MARK.split(texts[0]):
-        if _MARK.fullmatch(part):
-            pieces.append(_field(ord(part) - _FIRST))
+        if _MARK.fullmatch(part):  # the inverse of `mark`
+            number = ord(part) - _FIRST
+            call, piece = divmod(number - 1, PARTS + 1)
+            pieces.append(Field(call, piece - 1 if piece else None) if number else Field())
         elif part:
             pieces.append(Text(alphabet.codes(part, control=True).tobytes(), alphabet.count(part)))
     return tuple(pieces)
-
-
-def _field(number: int) -> Field:
-    if number == 0:
-        return Field()
-    call, part = divmod(number - 1, PARTS + 1)
-    return Field(call, part - 1 if part else None)

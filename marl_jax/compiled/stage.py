@@ -27,6 +27,7 @@ from marl_jax.compiled.script import Cue, Field, Piece, mark, side_by_side
 from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import policy_of
+from marl_jax.ragged import padded
 from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
 from marl_jax.sampling.programs import Features, Lanes
@@ -202,14 +203,12 @@ class Stage:
                 "a call whose role, slot, turn or reader differs between paths has no form in arrays"
             )
         made = self.live & self._by_path([cue is not None for cue in seat])
-        reads_by_path = [c.reads if c else () for c in seat]
-        most = max(1, *map(len, reads_by_path))
-        reads = self._by_path([[*places, *[-1] * (most - len(places))] for places in reads_by_path])
+        reads = self._by_path(padded([c.reads if c else () for c in seat]))
         policy = policy_of(self.cast.config.policies.map, cue.role, cue.slot)
         bound = max(self._bound(c) for c in seat if c)
         return StageCall(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
 
-    def _by_path(self, values: Sequence[Any]) -> jax.Array:
+    def _by_path(self, values: Any) -> jax.Array:
         return jnp.asarray(values)[self._path]
 
     def _sample(self, policy: str, lines: list[StageCall], seats: list[list[Cue | None]]) -> None:
@@ -234,19 +233,13 @@ class Stage:
             noise=noise,
             adapter=None,
         )
-        static = Static(
-            cast.parts.model,
-            cast.parts.lora_scale,
-            Features(min_new=settings.min_new_tokens > 0),
-            settings.max_new_tokens,
-            self._seeds_axis,
-        )
+        parts, features = cast.parts, Features(min_new=settings.min_new_tokens > 0)
+        static = Static(parts.model, parts.lora_scale, features, settings.max_new_tokens, self._seeds_axis)
         out = decode(static, *self._weights[policy], prompts, length, lanes)
         share = self.episodes * count // len(prompts)
         split = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
         prompt, prompt_length, cut = (split(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
-        tokens, logprobs, lengths = out
-        spelled = spell(cast.alphabet, tokens, lengths, tokens.shape[1] * cast.alphabet.longest)
+        spelled = spell(cast.alphabet, out.tokens, out.length, out.tokens.shape[1] * cast.alphabet.longest)
         tokens, logprobs, lengths, codes, sizes = map(split, (*out, *spelled))
         for i, line in enumerate(lines):
             line.prompt, line.by_task = (prompt[:, i], prompt_length[:, i]), len(prompts) < self.episodes
@@ -280,10 +273,9 @@ class Stage:
 
     def _prompts(self, seats: list[list[Cue | None]]) -> Prompts:
         """The prompts of parallel calls: one per problem if they show no completion, else per episode or per call."""
-        contents = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
-        alike = len(set(contents)) == 1
+        contents = {tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats}
         cues = [cue for seat in seats for cue in seat if cue is not None]
-        if alike and all(cue.after is None for cue in cues):
+        if len(contents) == 1 and all(cue.after is None for cue in cues):
             shown = {piece.call for cue in cues for piece in cue.pieces if isinstance(piece, Field)}
             if shown <= {None} and len({cue.pieces for cue in cues}) == 1:
                 return self._tokenised(cues[0].pieces, by_task=True)
@@ -326,11 +318,11 @@ class Stage:
         most = sum(values.shape[1] for (values, _), _ in filled)
         tokens = sum(bound for _, bound in filled)
         need = sum((length for (_, length), _ in filled), jnp.zeros((), jnp.int32)).max()
-
-        def of(width: int) -> Rows:
-            return tokenise(self.cast.alphabet, *join([text for text, _ in filled], width), tokens)
-
-        written, count = by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
+        texts = [text for text, _ in filled]
+        of = lambda width: tokenise(self.cast.alphabet, *join(texts, width), tokens)
+        # Most tokens are characters, so a quarter of `most` suffices unless many are long words.
+        widths = (-(-most // 4), most) if rows * most > FEW else (most,)
+        written, count = by_width(need, widths, of, self._seeds_axis)
         return written, jnp.minimum(count, tokens), jnp.maximum(count - tokens, 0)
 
     def _filled(self, piece: Piece, count: int) -> tuple[Rows, int]:
@@ -376,8 +368,3 @@ def _equally_wide(rows: Sequence[tuple[jax.Array, ...]]) -> list[tuple[jax.Array
     """Rows or prompts, padded to the width of the widest."""
     width = max(values.shape[1] for values, *_ in rows)
     return [(jnp.pad(values, ((0, 0), (0, width - values.shape[1]))), *rest) for values, *rest in rows]
-
-
-def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
-    """Widths of a text: most tokens are characters, so a quarter of `most` suffices unless many are long words."""
-    return (-(-most // 4), most) if rows * most > FEW else (most,)

@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.compiled.cast import Cast, cast_of
 from marl_jax.compiled.columns import Columns, table_of, with_advantages
-from marl_jax.compiled.learn import Axes, before_update, learn
+from marl_jax.compiled.learn import Axes, Update, before_update
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.rehearsal import count_calls
 from marl_jax.compiled.stage import Stage
@@ -73,9 +73,8 @@ class Halves(NamedTuple):
         (columns, metrics), reports = self.play(state, *inputs), {}
         for policy in sorted(state.trees):
             (tree, learner), computed, reports[policy] = self.learn(policy, state, columns)
-            state = state.replace(
-                trees={**state.trees, policy: tree}, learner={**state.learner, policy: learner}
-            )
+            trees, learners = {**state.trees, policy: tree}, {**state.learner, policy: learner}
+            state = state.replace(trees=trees, learner=learners)
             columns = columns.replace(**computed)
         return (state.trees, state.learner), columns, {"policy": reports, **metrics}
 
@@ -130,7 +129,7 @@ def make_halves(
     def learn_of(
         policy: str, state: State, columns: Columns
     ) -> tuple[tuple[Tree, LearnerState], dict[str, Any], dict[str, Any]]:
-        return learn(cast, policy, state, columns, axes)
+        return Update(cast, policy, state, columns, axes).run()
 
     return Halves(play, learn_of)
 
@@ -141,10 +140,8 @@ def start(config: RunConfig, *, parts: Parts | None = None) -> State:
     policies = parts.start(config.seed)
     trees = {name: policies[name] for name in parts.trained}
     learner = Learner(Qwen3(parts.model, parts.lora_scale), config.learner, config.policies.map)
-    anchored = config.learner.interventions.kl_coef
-    state = state_of(
-        parts, trees, learner.init(trees), references=parts.references(trees) if anchored else {}
-    )
+    references = parts.references(trees) if config.learner.interventions.kl_coef else {}
+    state = state_of(parts, trees, learner.init(trees), references=references)
     return jax.tree.map(jnp.copy, state)  # policies share a base, and `parts` keep it
 
 
@@ -157,17 +154,12 @@ def state_of(
     references: Mapping[str, Tree] | None = None,
 ) -> State:
     """The state of a run, for the compiled step; its arrays are the run's own."""
-    learner = {
+    counted = {
         name: state.replace(**{count: jnp.int32(value) for count, value in state.counts.items()})
         for name, state in learner.items()
     }
-    return State(
-        dict(trees),
-        dict(learner),
-        jnp.int32(step),
-        {**parts.adapter_bases(), **parts.frozen_trees()},
-        dict(references or {}),
-    )
+    bases = {**parts.adapter_bases(), **parts.frozen_trees()}
+    return State(dict(trees), counted, jnp.int32(step), bases, dict(references or {}))
 
 
 def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
@@ -252,8 +244,9 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
         raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
     if not typed:
         if key.shape != (shape := (len(tasks.id), cast.samples, count_calls(cast), 2)):
+            sizes = "{} problems by {} samples by {} calls".format
             raise TypeError(
-                f"the words of the key are for {_sizes(key.shape)}, and a step has {_sizes(shape)}: slice words "
+                f"the words of the key are for {sizes(*key.shape)}, and a step has {sizes(*shape)}: slice words "
                 "and tasks alike, and make both with one configuration"
             )
         words = key.reshape(-1, *key.shape[2:])
@@ -264,10 +257,6 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
     keys = fold(fold(jnp.broadcast_to(key, ids.shape), ids), samples)  # by (task, sample), not by position
     of_call = lambda key, call: jax.random.bits(jax.random.fold_in(key, call), (2,))
     return lambda calls: jax.vmap(jax.vmap(of_call, (None, 0)))(keys, calls)
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "{} problems by {} samples by {} calls".format(*shape)
 
 
 def _means(columns: Columns, axes: Axes) -> dict[str, Any]:

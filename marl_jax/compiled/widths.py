@@ -56,13 +56,12 @@ def in_blocks(
     order = jnp.concatenate([jnp.argsort(length, stable=True), jnp.arange(count, blocks * rows)])
     order = order.reshape(blocks, rows)
     shapes = jax.eval_shape(lambda indices: of(indices, widths[0]), order[0])
-    skip = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    branches = [skip, *(lambda indices, width=width: of(indices, width) for width in widths)]
+    nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def block(values: Any, indices: jax.Array) -> tuple[Any, None]:
-        need = over_seeds(jnp.max(length.at[indices].get(mode="fill", fill_value=0)), seeds_axis)
-        which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
-        results = jax.lax.switch(jnp.minimum(which, len(widths)), branches, indices)
+        need = jnp.max(length.at[indices].get(mode="fill", fill_value=0))
+        of_width = lambda width: of(indices, width) if width else nothing()
+        results = by_width(need, (0, *widths), of_width, seeds_axis)
         return jax.tree.map(lambda x, new: x.at[indices].set(new, **UNIQUE), values, results), None
 
     # All rows are overwritten below. The zeros depend on an input: XLA would make constants first and keep them.

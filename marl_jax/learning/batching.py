@@ -137,11 +137,7 @@ class _Sequence(NamedTuple):
 
 
 def make_batches(
-    rows: Table,
-    units: Sequence[Hashable],
-    config: BatchConfig,
-    *,
-    multiple_of: int = 1,
+    rows: Table, units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; each has a multiple of `multiple_of` sequences.
 
@@ -158,18 +154,14 @@ def make_batches(
         for sequences in by_shape.values():
             width = max(1, config.token_budget // sequences[0].tokens)
             width = max(multiple_of, power_of_two(width + 1) // 2 // multiple_of * multiple_of)
+            # Full micro-batches, then quarters for the remainder: at most two numbers of sequences for each shape.
+            quarter = max(1, width // 4 // multiple_of) * multiple_of
             while sequences:
-                size = _batch_size(len(sequences), width, multiple_of)
+                size = width if len(sequences) > width - quarter else quarter
                 one_row_each = all(len(branch) == 1 for s in sequences[:size] for branch in s.branches)
                 batches.append(_fill(rows, sequences[:size], size, unit, one_row_each))
                 sequences = sequences[size:]
     return batches
-
-
-def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters for the remainder: at most two numbers of sequences for each shape."""
-    quarter = max(1, width // 4 // multiple_of) * multiple_of
-    return width if left > width - quarter else quarter
 
 
 def padding_share(batches: Sequence[Batch]) -> float:
@@ -220,9 +212,8 @@ def _arrange(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_
     sequences: list[_Sequence] = []
     unshared: list[int] = []
     saved_tokens = 0
-    for members, trees in zip(
-        prompts, _trees(rows, prompts, config) if config.share_prompts else [[]] * len(prompts)
-    ):
+    trees_of = _trees(rows, prompts, config) if config.share_prompts else [[]] * len(prompts)
+    for members, trees in zip(prompts, trees_of):
         separate_tokens = sum(lengths[i] for i in members)
         tree_tokens = sum(tree.tokens for tree in trees)
         if trees and tree_tokens < separate_tokens:
@@ -378,9 +369,8 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
             raise RowError(f"a row of role {rows.role_of(i)!r} has {why(i)}")
 
     prompts = rows.prompt.lengths
-    refuse(
-        (prompts == 0) | (rows.length == 0), lambda i: "an empty prompt or completion; leave such calls out"
-    )
+    empty = (prompts == 0) | (rows.length == 0)
+    refuse(empty, lambda _: "an empty prompt or completion; leave such calls out")
     for ids in (rows.prompt, rows.tokens):
         if len(ids.values) and ids.values.min() < 0:
             below = np.array([ids[i].min() < 0 for i in range(len(rows))], bool)
@@ -393,10 +383,8 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
         refuse(bad, lambda i: f"{rows.length[i]} tokens; `spoken` must have as many marks, at least one true")
     if rows.kept is not None:
         sets = rows.kept.lengths
-        refuse(
-            (sets > 0) & (sets != rows.length),
-            lambda i: f"{rows.length[i]} tokens and {sets[i]} kept sets; give one per token, or none",
-        )
+        bad = (sets > 0) & (sets != rows.length)
+        refuse(bad, lambda i: f"{rows.length[i]} tokens and {sets[i]} kept sets; give one per token, or none")
     not_positive = ~(rows.temperature > 0)
     refuse(not_positive, lambda i: f"temperature {rows.temperature[i]}; learning needs one above 0")
     _bucket(int(np.maximum(prompts, rows.length - 1).max(initial=1)), config.buckets)

@@ -61,9 +61,8 @@ class LearnerConfig:
             raise ValueError(
                 "loss.kind 'kto' needs preference.above, the value above which a call is desirable: such as 0.5"
             )
-        if self.loss.mask_ratio is not None and (
-            self.old_logprobs == "sampler" or self.loss.kind in OBJECTIVES
-        ):
+        without_ratios = self.old_logprobs == "sampler" or self.loss.kind in OBJECTIVES
+        if without_ratios and self.loss.mask_ratio is not None:
             raise ValueError(
                 "loss.mask_ratio needs old_logprobs=trainer and a loss.kind of single tokens, and these are "
                 f"{self.old_logprobs} and {self.loss.kind}: change them, or set mask_ratio to none"

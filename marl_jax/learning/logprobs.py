@@ -100,13 +100,8 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
     chunks = (hidden, targets, temperature, kept, entropy, log_z, *cotangents)
     head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
     no_gradient = lambda x: None if x is None else np.zeros(x.shape, jax.dtypes.float0)
-    return (
-        hidden_grad,
-        head_grad.astype(head.dtype),
-        no_gradient(targets),
-        jnp.zeros_like(temperature),
-        no_gradient(kept),
-    )
+    head_grad = head_grad.astype(head.dtype)
+    return hidden_grad, head_grad, no_gradient(targets), jnp.zeros_like(temperature), no_gradient(kept)
 
 
 _chunked.defvjp(_forward, _backward)

@@ -195,17 +195,13 @@ def policy_loss(
         divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
         loss = loss + (kl_coef if _is_number(kl_coef) else clean(fixed(kl_coef))) * divergence
         metrics["kl"] = _mean(divergence, mask)
-    else:
-        require(
-            _is_zero(kl_coef), f"kl_coef {kl_coef} needs ref_logp, the log-probs under the reference policy"
-        )
+    elif not _is_zero(kl_coef):
+        raise ValueError(f"kl_coef {kl_coef} needs ref_logp, the log-probs under the reference policy")
     if entropy is not None:
         loss = loss - entropy_coef * clean(entropy)
         metrics["entropy"] = _mean(clean(entropy), mask)
-    else:
-        require(
-            _is_zero(entropy_coef), f"entropy_coef {entropy_coef} needs entropy, the entropy at each token"
-        )
+    elif not _is_zero(entropy_coef):
+        raise ValueError(f"entropy_coef {entropy_coef} needs entropy, the entropy at each token")
     return Loss(jnp.sum(weights * loss), denominator, jax.lax.stop_gradient(metrics))
 
 
@@ -265,53 +261,41 @@ def check_loss(
     **_: Any,  # the other settings of `LossConfig` need no check here
 ) -> None:
     """Refuse settings that make no sense together; traced bounds cannot be checked and are assumed to be valid."""
-    unknown = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
-    require(
-        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{unknown}; for whole sequences one of {OBJECTIVES}"
-    )
     if is_own(kind):
         own_function(kind, "loss")
-    require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
+    elif kind not in (*KINDS, *OBJECTIVES):
+        raise ValueError(
+            f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'; for whole sequences "
+            f"one of {OBJECTIVES}"
+        )
+    if aggregation not in AGGREGATIONS:
+        raise ValueError(f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
     holds = lambda value, predicate: isinstance(value, jax.core.Tracer) or np.all(predicate(value))
-    require(
-        all(holds(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
-        f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
-    )
-    require(
-        is_cap is None or holds(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
-    )
-    require(
-        mask_ratio is None
-        or (
-            holds(mask_ratio[0], lambda value: (value > 0) & (value < 1))
-            and holds(mask_ratio[1], lambda value: value > 1)
-        ),
-        f"mask_ratio {mask_ratio} must be a number between 0 and 1 and one above 1, such as 0.5,2, or none",
-    )
-    if kind == "gspo":
-        require(
-            aggregation == "sequence_mean_token_mean",
-            f"kind 'gspo' cannot use aggregation {aggregation!r}; set it to 'sequence_mean_token_mean'",
+    if not all(holds(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)):
+        raise ValueError(f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative")
+    if is_cap is not None and not holds(is_cap, lambda value: value > 0):
+        raise ValueError(f"is_cap {is_cap} must be positive, or none")
+    if mask_ratio is not None:
+        is_low = holds(mask_ratio[0], lambda value: (value > 0) & (value < 1))
+        if not (is_low and holds(mask_ratio[1], lambda value: value > 1)):
+            raise ValueError(
+                f"mask_ratio {mask_ratio} must be a number between 0 and 1 and one above 1, such as 0.5,2, or none"
+            )
+    if kind == "gspo" and aggregation != "sequence_mean_token_mean":
+        raise ValueError(
+            f"kind 'gspo' cannot use aggregation {aggregation!r}; set it to 'sequence_mean_token_mean'"
         )
-    if dual_clip is not None:
-        require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; set it to none")
-        require(
-            holds(dual_clip, lambda value: value > 1),
-            f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy",
-        )
-    if aggregation == "sequence_mean_token_sum_norm":
-        require(
-            max_length is not None,
-            f"{aggregation!r} divides by max_length: set it, such as to max_new_tokens",
-        )
-    else:
-        require(
-            max_length is None, f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out"
-        )
-    require(
-        max_length is None or holds(max_length, lambda value: value >= 1),
-        f"max_length {max_length} must be at least 1",
-    )
+    if dual_clip is not None and kind != "ppo":
+        raise ValueError(f"dual_clip belongs to kind 'ppo', not {kind!r}; set it to none")
+    if dual_clip is not None and not holds(dual_clip, lambda value: value > 1):
+        raise ValueError(f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy")
+    normed = aggregation == "sequence_mean_token_sum_norm"
+    if normed and max_length is None:
+        raise ValueError(f"{aggregation!r} divides by max_length: set it, such as to max_new_tokens")
+    if not normed and max_length is not None:
+        raise ValueError(f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out")
+    if normed and not holds(max_length, lambda value: value >= 1):
+        raise ValueError(f"max_length {max_length} must be at least 1")
 
 
 def clip_flags(

@@ -5,12 +5,15 @@ float32; they are cast to the model's dtype for computation.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import MicroBatch
+from marl_jax.models import qwen3
+from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
@@ -35,21 +38,35 @@ class Qwen3:
     attention: str | None = None  # an implementation of `models.attention`; None: the fastest on the platform
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
-        """Hidden states [G, S, H] of a micro-batch."""
-        trains_all = self.lora_scale is None
+        """Hidden states [G, S, H] of a micro-batch, equal to computing every row alone."""
+        config, trains_all = self.config, self.lora_scale is None
         # The table stays float32, because the gradient of its rows is summed over their tokens in the table's dtype.
         embedding = {"embed": trained["embed"]} if trains_all else {}
-        trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | embedding
+        trained = jax.tree.map(lambda x: x.astype(config.dtype), trained) | embedding
         params, adapter = (trained, None) if trains_all else (frozen, trained)
-        return prefix.hidden_states(
-            params,
-            self.config,
-            batch,
-            adapter=adapter,
-            adapter_scale=self.lora_scale or 1.0,
-            remat=self.remat,
-            attention=self.attention,
-        )
+        shape = batch.tokens.shape
+        # All but attention runs on a flat array of tokens: products with one leading axis have the fastest gradients.
+        flat = lambda x: x.reshape(batch.tokens.size, *x.shape[2:])
+        by_sequence = lambda x: x.reshape(*shape, *x.shape[1:])
+        angles = qwen3.rotation(config, flat(batch.positions))
+
+        def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
+            layer, weights = layer_and_adapter
+            lora = None
+            if self.lora_scale is not None:
+                select = jnp.full((len(x), weights["q"]["a"].shape[-1]), self.lora_scale, jnp.float32)
+                lora = LayerLora(weights, select)
+            elif qwen3.unrolled(config, self.remat) > 1:
+                # A scan over single layers compiles only one layer, and would stack the fused weights for the gradient.
+                layer = qwen3.fused(layer)
+            q, k, v = map(by_sequence, qwen3.project_qkv(layer, config, x, angles, lora))
+            attended = prefix.attention(q, k, v, batch, self.attention)
+            x = x + qwen3.project_out(layer, flat(attended), lora)
+            return x + qwen3.mlp(layer, config, x, lora), None
+
+        x = flat(qwen3.embed(params, batch.tokens).astype(config.dtype))
+        x = qwen3.through_layers(step, x, (params["layers"], adapter), config, self.remat)
+        return by_sequence(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
     def head(self, trained: Tree, frozen: Tree) -> jax.Array:
         """The matrix [H, V] from hidden states to logits."""

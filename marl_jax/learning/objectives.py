@@ -260,9 +260,8 @@ def _aim_of_pairs(rows: Table, values: np.ndarray, weight: np.ndarray, config: P
         f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
         "raise rollout.samples, or lower learner.preference.gap"
     )
-    return Aim(
-        "dpo", config.beta, used, weight[used], counts, None, positions.reshape(-1, 2), prompts[used], why
-    )
+    positions = positions.reshape(-1, 2)
+    return Aim("dpo", config.beta, used, weight[used], counts, None, positions, prompts[used], why)
 
 
 def means(values: Sequence[Value]) -> dict[str, float]:
@@ -290,9 +289,8 @@ def token_share(loss: LossConfig, lengths: np.ndarray) -> np.ndarray:  # int[n] 
 def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:
     """Float64[n]: s_i, summed over the tokens that count."""
     counted = map(rows.counted, range(len(rows)))
-    return np.array(
-        [
-            math.fsum((np.asarray(policy, np.float64) - reference)[mask].tolist())
-            for policy, reference, mask in zip(logp, ref, counted, strict=True)
-        ]
-    )
+    sums = [
+        math.fsum((np.asarray(policy, np.float64) - reference)[mask].tolist())
+        for policy, reference, mask in zip(logp, ref, counted, strict=True)
+    ]
+    return np.array(sums)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -127,8 +128,8 @@ def table_cuts(blocks: int, seen: int) -> list[tuple[int, int]]:
     return [*itertools.pairwise(cuts)]
 
 
-def blocks_of(tokens: int) -> int:
-    """The number of blocks that contain `tokens` tokens."""
+def blocks_of(tokens: Any) -> Any:
+    """The number of blocks that contain `tokens` tokens; an integer or an array."""
     return -(-tokens // BLOCK)
 
 

@@ -1,4 +1,4 @@
-"""The hidden states of a micro-batch: plain sequences, trees of completions behind a shared prompt, or packs.
+"""Attention in a micro-batch: plain sequences, trees of completions behind a shared prompt, or packs.
 
 A token of a completion attends to the prompt and to its own completion under one softmax. In a pack, each block of
 queries gets copies of the blocks of keys and values that it may see. In a tree, each branch gets a copy of the prompt's
@@ -8,59 +8,28 @@ everything else once. (Joining two attentions by their log-sum-exp would need a 
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
-from marl_jax.models import lora as lora_lib
-from marl_jax.models import qwen3
 from marl_jax.models.attention import attend, causal_mask, chosen_here, self_attention
-from marl_jax.models.model_config import ModelConfig
 
 MOST_PAIRS = 1 << 20  # pairs of query and key in packs whose scores exist at a time
 
 
-def hidden_states(
-    params: Any,
-    config: ModelConfig,
-    batch: MicroBatch,
-    *,
-    adapter: Any = None,
-    adapter_scale: float = 1.0,
-    remat: str = "none",
-    attention: str | None = None,  # an implementation of `models.attention`; None: the fastest one
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch, implementation: str | None = None
 ) -> jax.Array:
-    """[G, S, H], equal to computing every row alone. `adapter` has no policy axis and acts on every row."""
-    trees, length = batch.tokens.shape
-    # All but attention runs on a flat array of tokens: products with one leading axis have the fastest gradients.
-    flat = lambda x: x.reshape(trees * length, *x.shape[2:])
-    by_sequence = lambda x: x.reshape(trees, length, *x.shape[1:])
-    angles = qwen3.rotation(config, flat(batch.positions))
+    """q [G,S,N,D], k and v [G,S,K,D] -> [G,S,N,D], for every row as if it stood alone.
 
-    def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
-        layer, weights = layer_and_adapter
-        lora = None
-        if weights is not None:
-            rank = weights["q"]["a"].shape[-1]
-            lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
-        elif qwen3.unrolled(config, remat) > 1:
-            # A scan over single layers compiles only one layer, and would stack the fused weights for the gradient.
-            layer = qwen3.fused(layer)
-        q, k, v = map(by_sequence, qwen3.project_qkv(layer, config, x, angles, lora))
-        if batch.table is not None:
-            attended = pack_attention(q, k, v, batch)
-        elif batch.prefix:
-            attended = tree_attention(q, k, v, batch, attention)
-        else:
-            attended = self_attention(q, k, v, None if batch.unmasked else batch.segments, attention)
-        x = x + qwen3.project_out(layer, flat(attended), lora)
-        return x + qwen3.mlp(layer, config, x, lora), None
-
-    x = flat(qwen3.embed(params, batch.tokens).astype(config.dtype))
-    x = qwen3.through_layers(step, x, (params["layers"], adapter), config, remat)
-    return by_sequence(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
+    `implementation` is one of `models.attention`; the default is the platform's fastest.
+    """
+    if batch.table is not None:
+        return pack_attention(q, k, v, batch)
+    if batch.prefix:
+        return tree_attention(q, k, v, batch, implementation)
+    return self_attention(q, k, v, None if batch.unmasked else batch.segments, implementation)
 
 
 def tree_attention(
@@ -73,9 +42,8 @@ def tree_attention(
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, total, heads, dim = q.shape
     length = (total - batch.prefix) // batch.branches
-    kernel = implementation or chosen_here(
-        (trees * batch.branches, batch.prefix + length, heads, dim), q.dtype
-    )
+    rows = trees * batch.branches, batch.prefix + length, heads, dim
+    kernel = implementation or chosen_here(rows, q.dtype)
     if takes_rows(kernel, batch.prefix, length, batch.unmasked):
         return _attend_rows(q, k, v, batch)
     return _attend_branches(q, k, v, batch, implementation)

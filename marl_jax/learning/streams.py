@@ -38,11 +38,6 @@ class Streams:
         self._workers = [Workers(f"stream-{k}", finish=True) for k in range(count if count > 1 else 0)]
         self._compiled: set[Hashable] = set()
 
-    @property
-    def threaded(self) -> bool:
-        """Whether `run` has threads, and so waits for everything that it dispatches."""
-        return bool(self._workers)
-
     def run(
         self,
         step: Step,

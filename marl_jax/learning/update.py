@@ -21,25 +21,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
 from marl_jax.hosts import layout
-from marl_jax.learning import objectives, update_programs
-from marl_jax.learning.batching import (
-    Batch,
-    MicroBatch,
-    by_row,
-    check_rows,
-    make_batches,
-    padding_share,
-    write,
-)
-from marl_jax.learning.by_role import gradients
+from marl_jax.learning import batching, objectives, update_programs
+from marl_jax.learning.batching import Batch, MicroBatch
+from marl_jax.learning.by_role import gradients, step_report
 from marl_jax.learning.by_role.role_statistics import Evidence
-from marl_jax.learning.by_role.step_report import (
-    Report,
-    gradient_report,
-    policy_report,
-    role_reports,
-    warnings_of,
-)
+from marl_jax.learning.by_role.step_report import Report
 from marl_jax.learning.learner_checks import check_interventions, check_learnable
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import OBJECTIVES
@@ -116,6 +102,7 @@ class Learner:
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
+        states = {}
         for name, tree in policies.items():
             narrow = {str(x.dtype) for x in jax.tree.leaves(tree) if jnp.finfo(x.dtype).bits < 32}
             if narrow:
@@ -123,14 +110,11 @@ class Learner:
                     f"policy {name!r} is {', '.join(narrow)}; train float32 weights, which the network computes with "
                     "in its own dtype"
                 )
-        damped = lambda policy: any(map(self.config.interventions.damps, roles_of(self.roles, policy)))
-        return {
-            name: LearnerState(
-                _with_replicated_scalars(tree, transformation(self.config.optimiser).init(tree)),
-                jax.tree.map(jnp.zeros_like, tree) if damped(name) else None,
-            )
-            for name, tree in policies.items()
-        }
+            optimiser = transformation(self.config.optimiser).init(tree)
+            damped = any(map(self.config.interventions.damps, roles_of(self.roles, name)))
+            damping = jax.tree.map(jnp.zeros_like, tree) if damped else None
+            states[name] = LearnerState(_with_replicated_scalars(tree, optimiser), damping)
+        return states
 
     def step(
         self,
@@ -151,12 +135,11 @@ class Learner:
         """
         check_learnable(rows, policies, states, self.roles)
         is_adapter = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
-        adapters = set(filter(is_adapter, policies))
-        if no_base := sorted(adapters - {*(bases or {})}):
+        if no_base := sorted({*filter(is_adapter, policies)} - {*(bases or {})}):
             raise ValueError(f"policies {no_base} are adapters: pass their base weights as `bases`")
         trains, warnings = self.learns(rows, step), list[str]()
         learned = rows.take(trains)  # the other rows are only in the report
-        check_rows(learned, self.config.batch)
+        batching.check_rows(learned, self.config.batch)
         trees, shardings = (policies, states, bases, references), layout.shardings_of((policies, states))
         if self.mesh is not None and layout.spans(self.mesh):
             trees = layout.to_global(trees, self.mesh)
@@ -201,13 +184,13 @@ class Learner:
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
         """End a step: (policies, states, report); raises `NonFiniteGradients` if too many gradients were left out."""
         settings = next(iter(self._settings.values()))  # all policies have the same loss
-        role_stats = role_reports(rows, evidence, settings.loss, settings.sampler_weights)
+        role_stats = step_report.role_reports(rows, evidence, settings.loss, settings.sampler_weights)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         skips = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
-        all_warnings = *warnings_of(role_stats, reports, skips, self.config.gap_tolerance), *warnings
+        limit, tolerance = self.config.max_skips, self.config.gap_tolerance
+        all_warnings = *step_report.warnings_of(role_stats, reports, skips, tolerance), *warnings
         report = Report(reports, role_stats, described, cosines, all_warnings, evidence.trainer_logp)
         outcome = policies, states, report
-        limit = self.config.max_skips
         for policy, state in states.items():
             if skips[policy] and state.skipped >= limit:
                 raise NonFiniteGradients(
@@ -239,7 +222,7 @@ class Learner:
 
         with self.watch("logprobs"):
             _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
-            return by_row(rows, batches, self._on_host(out))
+            return batching.by_row(rows, batches, self._on_host(out))
 
     # One policy, one step
 
@@ -252,7 +235,7 @@ class Learner:
         check: Callable[[], None] | None,
     ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any]]:
         """New weights and state, and the reports of the policy and of its gradients."""
-        config, state = self.config, states[work.policy]
+        config, settings, state = self.config, self.config.step_settings, states[work.policy]
         rate = self._rate(work.policy, states)
         optimiser, damping = state.optimiser, state.damping
         results: list[Any] = []  # per mini-batch: (outputs by micro-batch, outputs of the optimiser step)
@@ -266,29 +249,22 @@ class Learner:
             check = None  # the old tree and state are donated next
             with self.watch("optimiser"):
                 tree, optimiser, damping, applied = update_programs.apply(
-                    tree,
-                    optimiser,
-                    damping,
-                    carry,
-                    np.float32(rate),
-                    work.per_role,
-                    settings=config.step_settings,
+                    tree, optimiser, damping, carry, np.float32(rate), work.per_role, settings=settings
                 )
-                if self._streams.threaded:  # the next gradient would have to wait for it
+                if self._streams.count > 1:  # the threads of the next gradient would have to wait for it
                     jax.block_until_ready(applied)
             results.append((outputs, applied))
             batches_of.append(batches)
         results = self._read_back(results)
-        finite = [bool(applied["finite"]) for _, applied in results]
+        losses, steps = [[out[0] for out in outputs] for outputs, _ in results], [step for _, step in results]
+        finite = [bool(step["finite"]) for step in steps]
         state = state.after(optimiser, damping, taken=sum(finite), skipped=finite.count(False))
-        report = state.counts | policy_report(
-            [([out[0] for out in outputs], applied) for outputs, applied in results], rate
-        )
+        report = state.counts | step_report.policy_report([*zip(losses, steps)], rate)
         report |= objectives.means(values)
-        report["padding_share"] = padding_share([*itertools.chain(*batches_of)])
+        report["padding_share"] = batching.padding_share([*itertools.chain(*batches_of)])
         described = {}
         if config.gradients != "off":
-            described = gradient_report([applied for _, applied in results], work.units, work.unit_roles)
+            described = step_report.gradient_report(steps, work.units, work.unit_roles)
         self._record_evidence(evidence, work, batches_of, results)
         return tree, state, report, described
 
@@ -308,13 +284,12 @@ class Learner:
             rows = rows.replace(advantage=aim.weight, weight=None)
         together = None if aim is None else aim.together
         mini_batches = mini_batches_of(self.config, policy, len(rows), step, together)
-        one_update = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
-        on_policy = one_update or aim is not None  # an objective has no ratio
         logprobs_of = functools.partial(self.logprobs, frozen=frozen, policy=policy)
-        old = None
-        if not on_policy:
-            sampled = self.config.old_logprobs == "sampler"
-            old = [rows.logprobs[i] for i in range(len(rows))] if sampled else logprobs_of(tree, rows)
+        old = None  # an objective has no ratio, and a single update takes it against its own log-probs
+        if aim is None and self.config.old_logprobs == "sampler":
+            old = [rows.logprobs[i] for i in range(len(rows))]
+        elif aim is None and len(mini_batches) > 1:
+            old = logprobs_of(tree, rows)
         ref = None if reference is None else logprobs_of(reference, rows)
         other, other_ref = None, []
         if aim is not None and aim.kind == "kto":
@@ -353,11 +328,11 @@ class Learner:
         rows = work.rows.take(members)
         batches = self._batches(rows)
         if work.old is not None:
-            write(batches, "old_logp", [work.old[i] for i in members])
+            batching.write(batches, "old_logp", [work.old[i] for i in members])
         if work.ref is not None:
             anchors = self.config.interventions.kl_coef
-            write(batches, "ref_logp", [work.ref[i] for i in members])
-            write(batches, "kl_coef", [anchors.get(role, 0.0) for role, *_ in rows.callers])
+            batching.write(batches, "ref_logp", [work.ref[i] for i in members])
+            batching.write(batches, "kl_coef", [anchors.get(role, 0.0) for role, *_ in rows.callers])
         return batches
 
     def _with_slopes(
@@ -378,7 +353,7 @@ class Learner:
         value = work.aim.value(members, scores, divergence)
         lengths = np.array([rows.counted(i).sum() for i in range(len(rows))])
         share = objectives.token_share(self.config.loss, lengths)
-        write(batches, "advantages", (-value.slope / share).tolist())
+        batching.write(batches, "advantages", (-value.slope / share).tolist())
         return value
 
     def _record_evidence(
@@ -388,7 +363,9 @@ class Learner:
         indices, sampled = work.row_indices, work.aim is None
         by_update = zip(work.mini_batches, batches_of, results)
         for update, (members, batches, (outputs, _)) in enumerate(by_update):
-            logp, entropy = (by_row(len(members), batches, [out[k] for out in outputs]) for k in (1, 2))
+            logp, entropy = (
+                batching.by_row(len(members), batches, [out[k] for out in outputs]) for k in (1, 2)
+            )
             evidence.write("logp", indices[members], logp)
             evidence.write("entropy", indices[members], entropy)
             # If the old log-probs are the sampler's, those of the trainer are known for the first update only.
@@ -418,14 +395,10 @@ class Learner:
                 error.add_note("on a GPU, policies.attention=blocks avoids the kernel that XLA failed on")
                 raise
 
+        start = lambda: self._zeros(tree, len(part_of))
+        program = lambda batch: (work.policy, len(part_of), *flags.values(), batch.shapes)
         with self.watch("gradient"):
-            return self._streams.run(
-                step,
-                lambda: self._zeros(tree, len(part_of)),
-                batches,
-                program=lambda batch: (work.policy, len(part_of), *flags.values(), batch.shapes),
-                check=check,
-            )
+            return self._streams.run(step, start, batches, program=program, check=check)
 
     def _batches(self, rows: Table) -> list[Batch]:
         units = [self.config.unit(role, slot) for role, slot, _ in rows.callers]
@@ -433,7 +406,7 @@ class Learner:
         if jax.default_backend() == "cpu":  # it has no kernel that suits branches of shared prompts
             streams = self._streams.count
             return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
-        return make_batches(rows, units, self.config.batch, multiple_of=parallel)
+        return batching.make_batches(rows, units, self.config.batch, multiple_of=parallel)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         if self.mesh is None:
@@ -468,9 +441,8 @@ class Learner:
         return [([(summed(loss), *rest) for loss, *rest in outputs], applied) for outputs, applied in results]
 
     def _reference(self, policy: str, references: Mapping[str, Tree]) -> Tree | None:
-        roles_with_kl = [
-            role for role in roles_of(self.roles, policy) if role in self.config.interventions.kl_coef
-        ]
+        coefficients = self.config.interventions.kl_coef
+        roles_with_kl = [role for role in roles_of(self.roles, policy) if role in coefficients]
         by_objective = self._objective in objectives.NEED_REFERENCE
         if not roles_with_kl and not by_objective:
             return None

@@ -72,13 +72,9 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
         return jax.tree.map(lambda x: x[:, 0], _over_packs(score_pack, (), batch, settings.together)[1])
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
+    head = settings.network.head(tree, frozen)
     return token_logprobs(
-        hidden,
-        settings.network.head(tree, frozen),
-        batch.targets,
-        temperature=batch.temperature,
-        kept=batch.kept,
-        chunk=settings.chunk,
+        hidden, head, batch.targets, temperature=batch.temperature, kept=batch.kept, chunk=settings.chunk
     )
 
 
@@ -232,9 +228,8 @@ def apply(
             out["weight"] = out["weight"] * interventions.damp_factor(out["damping_cosine"], mixing.damping)
     norm = optax.tree.norm(gradient)
     factor = clip_factor(norm, config.grad_clip)
-    direction, new_state = transformation(config).update(
-        jax.tree.map(lambda g: g * factor, gradient), state, tree
-    )
+    clipped = jax.tree.map(lambda g: g * factor, gradient)
+    direction, new_state = transformation(config).update(clipped, state, tree)
     change = jax.tree.map(lambda d: rate * d, direction)
     finite = jnp.isfinite(norm)
     out |= {

@@ -39,9 +39,8 @@ def mini_batches_of(
     config: LearnerConfig, policy: str, count: int, step: int, together: np.ndarray | None = None
 ) -> list[np.ndarray]:
     """Row indices of each optimiser step, in order; rows with equal numbers in `together` are in the same step."""
-    number = {"one": 1, "fixed": config.updates_fixed}.get(
-        config.updates, -(-count // config.sequences_per_update)
-    )
+    by_sequences = -(-count // config.sequences_per_update)
+    number = {"one": 1, "fixed": config.updates_fixed, "sequences": by_sequences}[config.updates]
     item_of_row = np.arange(count) if together is None else np.unique(together, return_inverse=True)[1]
     items = count if together is None else int(item_of_row.max(initial=-1)) + 1
     number = min(number, items)

@@ -31,11 +31,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     group = heads // kv_heads
     # The small arrays are transposed, so that the large scores need not be: for each KV head, queries are ordered by
     # position, then by query head.
-    queries = (
-        q.reshape(batch, length, kv_heads, group, dim)
-        .swapaxes(1, 2)
-        .reshape(batch, kv_heads, length * group, dim)
-    )
+    by_kv_head = q.reshape(batch, length, kv_heads, group, dim).swapaxes(1, 2)
+    queries = by_kv_head.reshape(batch, kv_heads, length * group, dim)
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
     scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
     # A finite floor, so that a row that attends to nothing does not become NaN.

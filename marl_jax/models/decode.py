@@ -160,7 +160,5 @@ def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -
 
 
 def _partition(mesh: Mesh, rows: int, kv_heads: int) -> PartitionSpec:
-    def fits(axis: str, size: int) -> str | None:
-        return axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
-
+    fits = lambda axis, size: axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
     return PartitionSpec(fits("data", rows), fits("model", kv_heads))

@@ -141,9 +141,8 @@ def _replace(directory: Path, fresh: Path) -> None:
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (fresh / file).replace(directory / file)
-    stale = [
-        path for path in directory.iterdir() if path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
-    ]
+    is_of_weights = lambda path: path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
+    stale = list(filter(is_of_weights, directory.iterdir()))
     if any(file.name in TOKENIZER_FILES for file in files):
         stale += tokenizer_files(directory)
     for path in stale:

@@ -52,10 +52,9 @@ def init_lora(key: jax.Array | int, config: ModelConfig, rank: int, num_adapters
 def _fresh(key: jax.Array, config: ModelConfig, rank: int, num_adapters: int) -> Tree:
     layers = table(config)["layers"]
     shapes = {}
-    for name, axes in LINEAR.items():
+    for name in LINEAR:
         depth, *dims = layers[name].shape
-        input_axes = len(axes.split("->")[0])
-        inner, outer = dims[:input_axes], dims[input_axes:]
+        inner, outer = dims[: layers[name].inputs], dims[layers[name].inputs :]
         shapes[name] = (num_adapters, depth, *inner, rank), (num_adapters, depth, rank, *outer)
     # One draw for all adapters: each separate draw would be compiled separately.
     offsets = list(itertools.accumulate(math.prod(a) for a, _ in shapes.values()))

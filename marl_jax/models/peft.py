@@ -19,12 +19,7 @@ CONFIG = "adapter_config.json"
 
 
 def save_peft(
-    directory: str | os.PathLike[str],
-    config: ModelConfig,
-    adapter: Tree,
-    *,
-    alpha: float,
-    base_model: str,
+    directory: str | os.PathLike[str], config: ModelConfig, adapter: Tree, *, alpha: float, base_model: str
 ) -> None:
     """Write one adapter, a [L,*in,r] and b [L,r,*out]. `base_model` is the name or directory of its base model."""
     directory = Path(directory)

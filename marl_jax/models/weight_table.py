@@ -66,6 +66,7 @@ def table(config: ModelConfig) -> Tree:
 
     inner = hidden**-0.5
     residual = (2 * layers) ** -0.5  # layers of a deeper model add less each, so the sum keeps its size
+    outer = residual * (heads * dim) ** -0.5
     tree: Tree = {
         "embed": Weight((vocab, hidden), ("vocab", "embed"), normal(0.02), "model.embed_tokens.weight"),
         "layers": {
@@ -73,13 +74,7 @@ def table(config: ModelConfig) -> Tree:
             "q": linear((hidden, heads, dim), ("embed", "heads", "head_dim"), inner, "self_attn.q"),
             "k": linear((hidden, kv, dim), ("embed", "kv_heads", "head_dim"), inner, "self_attn.k"),
             "v": linear((hidden, kv, dim), ("embed", "kv_heads", "head_dim"), inner, "self_attn.v"),
-            "o": linear(
-                (heads, dim, hidden),
-                ("heads", "head_dim", "embed"),
-                residual * (heads * dim) ** -0.5,
-                "self_attn.o",
-                inputs=2,
-            ),
+            "o": linear((heads, dim, hidden), ("heads", "head_dim", "embed"), outer, "self_attn.o", inputs=2),
             "q_norm": norm(dim, "head_dim", "self_attn.q_norm"),
             "k_norm": norm(dim, "head_dim", "self_attn.k_norm"),
             "mlp_norm": norm(hidden, "embed", "post_attention_layernorm"),

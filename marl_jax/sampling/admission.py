@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,8 +57,7 @@ class Waiting(NamedTuple):
         return self.request.policy, self.tokens[:-1]
 
 
-def _arrival(waiting: Waiting) -> int:
-    return waiting.ticket
+_arrival = operator.attrgetter("ticket")  # requests are compared by the order in which they arrived
 
 
 class Feed(NamedTuple):

@@ -22,7 +22,7 @@ from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import Waiting
 from marl_jax.sampling.lanes import LaneTable
-from marl_jax.sampling.rungs import FREE
+from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.threads import Workers
 
@@ -34,7 +34,7 @@ Decode = Callable[[Rungs, programs.Lanes], Decoded]
 class Bank:
     """A bank has no lanes before `open`. They are the rows of one cache that grows, or of all rungs in their order."""
 
-    rungs: list[Cache]
+    rungs: list[Cache]  # the first is the cache that grows, or the shortest rung
     table: LaneTable
     fed: jax.Array | None = None  # ready once the last prefill for its lanes is done
 
@@ -46,15 +46,6 @@ class Bank:
         self._worker = Workers("bank", finish=True) if threaded else None
         self.under_way: Future[Decoded] | None = None  # the running dispatch
 
-    @property
-    def cache(self) -> Cache:
-        """The cache that grows, or the shortest rung."""
-        return self.rungs[0]
-
-    @cache.setter
-    def cache(self, cache: Cache) -> None:
-        self.rungs[0] = cache
-
     def open(self, *rungs: tuple[int, int]) -> None:
         """Start over with idle lanes in caches of (lanes, length) each."""
         self.requests.clear()
@@ -64,31 +55,28 @@ class Bank:
         width = sum(lanes for lanes, _ in rungs)
         self.table = LaneTable(width, self._settings.context, self._settings.stops, self._settings.features)
 
-    def free(self) -> list[int]:
-        """The lanes without a request."""
-        return np.flatnonzero(self.table.tickets == FREE).tolist()
-
     def fit(self, best: int) -> None:
         """Compact or widen the bank to `best` lanes."""
-        widths = self._settings.widths
-        for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one width at a time
-            self._take(np.arange(width) % self.cache.rows, self.cache.rows)
-        for width in (w for w in widths if best <= w < self.cache.rows):
+        widths, rows = self._settings.widths, self.rungs[0].rows
+        for width in sorted(w for w in widths if rows < w <= best):  # one width at a time
+            self._take(np.arange(width) % self.rungs[0].rows, self.rungs[0].rows)
+        for width in (w for w in widths if best <= w < rows):
             occupied_first = np.argsort(self.table.tickets == FREE, kind="stable")
             self._take(occupied_first[:width], width)
 
     def reach(self, length: int) -> None:
         """Grow the cache until `length` columns fit, or to its greatest length."""
         for longer in self._settings.lengths:
-            if self.cache.length < min(length, self._settings.context) and longer > self.cache.length:
-                self.cache = programs.grow(self.cache, longer)
+            if self.rungs[0].length < min(length, self._settings.context) and longer > self.rungs[0].length:
+                self.rungs[0] = programs.grow(self.rungs[0], longer)
 
-    def swap(self, lower: int, upper: int) -> None:
-        """Swap two lanes of neighbouring rungs."""
-        (rung, low), (_, up) = self.place_of(lower), self.place_of(upper)
-        both = programs.swap_rows(*self.rungs[rung : rung + 2], np.int32(low), np.int32(up))
-        self.rungs[rung : rung + 2] = both
-        self.table.exchange(lower, upper)
+    def swap(self, swaps: Iterable[Swap]) -> None:
+        """Swap lanes of neighbouring rungs, pair by pair."""
+        for lower, upper in swaps:
+            (rung, low), (_, up) = self.place_of(lower), self.place_of(upper)
+            both = programs.swap_rows(*self.rungs[rung : rung + 2], np.int32(low), np.int32(up))
+            self.rungs[rung : rung + 2] = both
+            self.table.exchange(lower, upper)
 
     def place_of(self, lane: int) -> tuple[int, int]:
         """A lane's rung, and its row there."""
@@ -115,10 +103,9 @@ class Bank:
         if self._worker is not None:
             self.under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
         else:
-            rungs, sampled = decode(rungs, lanes)
-            self.rungs[: len(rungs)] = rungs
+            decoded = decode(rungs, lanes)
             self.under_way = Future()
-            self.under_way.set_result((rungs, sampled))
+            self.under_way.set_result(decoded)
 
     def wait(self) -> programs.Sampled:
         """The samples of the running dispatch, on the host. After an interrupt, it may be called again."""
@@ -138,5 +125,5 @@ class Bank:
         self.under_way = self.fed = None
 
     def _take(self, rows: np.ndarray, real: int) -> None:
-        self.cache = programs.take(self.cache, rows.astype(np.int32))
+        self.rungs[0] = programs.take(self.rungs[0], rows.astype(np.int32))
         self.table.take(rows, real)

@@ -29,7 +29,7 @@ from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank, Rungs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.requests import Completion, Request, check
-from marl_jax.sampling.rungs import FREE, Swap
+from marl_jax.sampling.rungs import FREE
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
 from marl_jax.stopwatch import Stopwatch
@@ -185,8 +185,9 @@ class Engine:
             wanted = min(live + waiting, max(live, share))
             widths = self.settings.widths
             best = min((width for width in widths if width >= wanted), default=widths[0])
-            if not live and (bank.cache.rows, bank.cache.length) != (best, self.settings.lengths[0]):
-                bank.open((best, self.settings.lengths[0]))
+            cache, shortest = bank.rungs[0], self.settings.lengths[0]
+            if not live and (cache.rows, cache.length) != (best, shortest):
+                bank.open((best, shortest))
             bank.fit(best)
             self._admit(bank)
             bank.reach(bank.table.reach + self.settings.steps)
@@ -203,13 +204,9 @@ class Engine:
             sampled = table.leave(lane, waiting.request)
             given_up.append(waiting._replace(sampled=sampled if sampled.tokens else None))
         admission.resume(given_up)
-        self._swap(bank, admission.places.settle())
-        self.stats.given_up += len(given_up)
-
-    def _swap(self, bank: Bank, swaps: list[Swap]) -> None:
-        for lower, upper in swaps:
-            bank.swap(lower, upper)
+        bank.swap(swaps := admission.places.settle())
         self.stats.moved += len(swaps)
+        self.stats.given_up += len(given_up)
 
     def _decode(self, rungs: Rungs, lanes: programs.Lanes) -> tuple[Rungs, programs.Sampled]:
         return programs.decode(
@@ -227,9 +224,10 @@ class Engine:
 
     def _admit(self, bank: Bank) -> None:
         """Fill free lanes, wave by wave."""
-        free = bank.free()
+        free = np.flatnonzero(bank.table.tickets == FREE).tolist()
         while (wave := self._admission.wave(free)).seats:
-            self._swap(bank, wave.swaps)
+            bank.swap(wave.swaps)
+            self.stats.moved += len(wave.swaps)
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
             with self.watch("prefill"):

@@ -18,9 +18,7 @@ class LaneTable:
     """`width` lanes with room for `room` sampled tokens each, all free."""
 
     def __init__(self, width: int, room: int, stops: int, features: Features):
-        def zeros(dtype: type = np.int32, *shape: int) -> np.ndarray:
-            return np.zeros((width, *shape), dtype)
-
+        zeros = lambda dtype=np.int32, *shape: np.zeros((width, *shape), dtype)
         self.lanes = Lanes(
             token=zeros(),
             position=zeros(),

@@ -244,9 +244,8 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     """The cache with the first `length` columns of the given rows replaced; rows out of range are dropped."""
     rows = distinct(rows, len(cache.keys[0]))
     keys = tuple(k.at[rows, :, :, :length].set(p, **UNIQUE) for k, p in zip(cache.keys, part.keys))
-    return Cache(
-        keys, tuple(v.at[rows, :, :length].set(p, **UNIQUE) for v, p in zip(cache.values, part.values))
-    )
+    values = tuple(v.at[rows, :, :length].set(p, **UNIQUE) for v, p in zip(cache.values, part.values))
+    return Cache(keys, values)
 
 
 def _apply_sampler(name: str, logits: jax.Array) -> jax.Array:

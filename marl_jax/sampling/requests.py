@@ -75,11 +75,8 @@ def check(
     features, vocab = settings.features, config.vocab_size
     if request.policy not in policies:
         known = ", ".join(str(name) for name in policies if name is not None)
-        hint = (
-            f"there are {known}"
-            if known
-            else f"name it when the engine is built: Engine(..., policies=[{request.policy!r}])"
-        )
+        build = f"name it when the engine is built: Engine(..., policies=[{request.policy!r}])"
+        hint = f"there are {known}" if known else build
         raise ValueError(f"no policy {request.policy!r} is served here; {hint}")
     for what, tokens in (("prompt", request.tokens), ("stop_tokens", request.stop_tokens)):
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
@@ -132,9 +129,7 @@ def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
     ids = tuple(ids)
     if set(map(type, ids)) <= {int}:
         return ids
-    ids = tuple(
-        token.item() if getattr(token, "ndim", None) == 0 else token for token in ids
-    )  # scalars of JAX
+    ids = tuple(token.item() if getattr(token, "ndim", None) == 0 else token for token in ids)  # JAX scalars
     for token in ids:
         if not is_whole(token):
             raise TypeError(f"{what} holds {token!r:.80}; token ids are integers")

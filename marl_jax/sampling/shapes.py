@@ -66,16 +66,11 @@ class EngineSettings:
     banks: int = 1  # groups of lanes that take turns (`banks`)
 
     def __post_init__(self) -> None:
-        for name, values, sign in (
-            ("widths", self.widths, -1),
-            ("lengths", self.lengths, 1),
-            ("chunks", self.chunks, 1),
-        ):
-            ordered = all((b - a) * sign > 0 for a, b in itertools.pairwise(values))
-            if not values or min(values) < 1 or not ordered:
-                raise ValueError(
-                    f"{name} is {values}; it must be {'rising' if sign > 0 else 'falling'} and positive"
-                )
+        for name, order in (("widths", "falling"), ("lengths", "rising"), ("chunks", "rising")):
+            values = getattr(self, name)
+            ordered = sorted(set(values), reverse=order == "falling")
+            if not values or min(values) < 1 or list(values) != ordered:
+                raise ValueError(f"{name} is {values}; it must be {order} and positive")
         if self.lanes_at:
             one_each = len(self.lanes_at) == len(self.lengths) and min(self.lanes_at) >= 1
             if not one_each or self.widths != (sum(self.lanes_at),):

@@ -103,15 +103,9 @@ def _outcome(
     lanes.noise[:] = rows[:, None]
     if adapters is not None:
         lanes.adapter[:] = rows % jax.tree.leaves(adapters)[0].shape[0]
+    features, steps = settings.features.resolved(), settings.steps
     (cache,), out = programs.decode(
-        params,
-        adapters,
-        (cache,),
-        lanes,
-        config=config,
-        features=settings.features.resolved(),
-        steps=settings.steps,
-        scale=scale,
+        params, adapters, (cache,), lanes, config=config, features=features, steps=steps, scale=scale
     )
     # The cache of the last layer depends on the attention of all other layers.
     parts = (out.token.T, out.logprob.T, cache.keys[-1][..., :filled], cache.values[-1][:, :, :filled])

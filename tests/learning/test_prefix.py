@@ -9,6 +9,7 @@ from learning_rows import TINY, as_table, log_probs, make_rows
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import BatchConfig, make_batches
+from marl_jax.learning.network import Qwen3
 from marl_jax.learning.packs import make_packs
 from marl_jax.models import attention, qwen3
 from marl_jax.models.lora import init_lora
@@ -16,9 +17,9 @@ from marl_jax.models.lora import init_lora
 CONFIG = BatchConfig(buckets=(4, 8, 16, 32, 64), token_budget=128)
 
 
-def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="none", attention=None):
-    options = {"adapter": adapter, "adapter_scale": adapter_scale, "remat": remat, "attention": attention}
-    hidden = prefix.hidden_states(params, TINY, arrays, **options)
+def batched_log_probs(params, arrays, adapter=None, lora_scale=None, remat="none", attention=None):
+    trained = (params, None) if adapter is None else (adapter, params)
+    hidden = Qwen3(TINY, lora_scale, remat, attention).hidden(*trained, arrays)
     hidden = jnp.take_along_axis(hidden, arrays.source[..., None], axis=1)
     log_p = jax.nn.log_softmax(qwen3.unembed(params, TINY, hidden))
     return jnp.take_along_axis(log_p, arrays.targets[..., None], axis=-1)[..., 0]

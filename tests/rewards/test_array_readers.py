@@ -59,7 +59,7 @@ def soups(pieces, count, longest=12):
 def test_picks(n):
     texts = ["\\boxed{2}", "2 or \\boxed{4}", "\\boxed{03}", "\\boxed{12}", "candidate 2", "", "\\boxed{}"]
     texts += soups(PIECES, 1500)
-    read = jax.jit(functools.partial(readers.pick, n=n))(spelled(texts, 128), None)
+    read = jax.jit(functools.partial(readers.FORMS[parse.pick], n=n))(spelled(texts, 128), None)
     wanted = [int(parse.pick(text, n) or -1) for text in texts]
     assert [(t, int(r), w) for t, r, w in zip(texts, read.choice, wanted) if r != w] == []
     assert read.readable.tolist() == [choice > 0 for choice in wanted]
@@ -81,7 +81,7 @@ def test_verdicts():
         "\\boxed{Correct} \\boxed{{{Incorrect}}}",
         "\\boxed{\\boxed{Correct}}",
     ]
-    read = jax.jit(readers.verdict)(spelled(texts, 128), None)
+    read = jax.jit(readers.FORMS[parse.verdict])(spelled(texts, 128), None)
     wanted = [{"Correct": 1, "Incorrect": 0}.get(parse.verdict(text), -1) for text in texts]
     assert [(t, int(r), w) for t, r, w in zip(texts, read.choice, wanted) if r != w] == []
     assert read.readable.tolist() == [choice >= 0 for choice in wanted]

@@ -119,7 +119,7 @@ def warm_up(engine: Engine) -> None:
             bank.begin(engine._decode)
             bank.wait()
             if rung:
-                bank.swap(first - 1, first)
+                bank.swap([(first - 1, first)])
     for width, length in (
         [] if settings.lanes_at else settings.shapes
     ):  # what thins out, widens and grows a cache

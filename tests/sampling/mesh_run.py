@@ -45,7 +45,7 @@ def main():
     warm_up(engine)
     with compilations() as counted:
         many = serve(engine, requests)
-    for cache, rows in ((engine._banks[0].cache, 8), (engine._prefix_cache, 4)):
+    for cache, rows in ((engine._banks[0].rungs[0], 8), (engine._prefix_cache, 4)):
         for keys, values in zip(cache.keys, cache.values):
             assert shard_shapes(keys) == {(rows // 4, 1, 8, cache.length)}
             assert shard_shapes(values) == {(rows // 4, 1, cache.length, 8)}

@@ -134,7 +134,7 @@ def test_cache_columns_that_were_never_written_are_never_attended(params, engine
     requests = [ask(prompt(n), n, new=24) for n in (1, 3, 12, 25, 40)]
     clean = serve(engine, requests)
     poisoned = Engine(params, CONFIG, SETTINGS)
-    for holder, name in ((poisoned._banks[0], "cache"), (poisoned, "_prefix_cache")):
-        cache = getattr(holder, name)
-        setattr(holder, name, jax.tree.map(lambda leaf: jnp.full_like(leaf, garbage), cache))
+    fill = lambda cache: jax.tree.map(lambda leaf: jnp.full_like(leaf, garbage), cache)
+    poisoned._banks[0].rungs[:] = map(fill, poisoned._banks[0].rungs)
+    poisoned._prefix_cache = fill(poisoned._prefix_cache)
     assert serve(poisoned, requests) == clean

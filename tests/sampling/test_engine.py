@@ -377,7 +377,7 @@ def test_requests_that_need_a_longer_cache_wait_for_the_shorter_ones(params):
     lengths, done = [], 0
     while engine.pending:
         done += len(engine.step())
-        lengths.append(engine._banks[0].cache.length)
+        lengths.append(engine._banks[0].rungs[0].length)
     assert done == 48
     # 12 tokens are three dispatches, for eight lanes at a time; each step leaves the next one under way.
     assert lengths == [32] * 8 + [64] * 10

@@ -101,7 +101,7 @@ def test_the_growth_of_the_cache_changes_no_bit(params, engine, alone):
     tickets += [engine.submit(REQUESTS[i]) for i in short]
     done = dict(engine.step())
     assert (
-        engine._banks[0].cache.length == SETTINGS.context == 64
+        engine._banks[0].rungs[0].length == SETTINGS.context == 64
     )  # the short ones, too, look over the long one's columns
     while engine.pending:
         done.update(engine.step())

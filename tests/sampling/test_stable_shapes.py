@@ -79,7 +79,7 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     widths, done = set(), {}
     while engine.pending:
         done.update(engine.step())
-        widths.add(engine._banks[0].cache.rows)
+        widths.add(engine._banks[0].rungs[0].rows)
     assert widths == set(engine.settings.widths)
     never = Engine(params, config, dataclasses.replace(asked, widths=asked.widths[:1]))
     full = serve(never, requests)
@@ -107,10 +107,10 @@ def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_
         for some in (requests[:90], requests[90:]):
             tickets += [engine.submit(request) for request in some]
             done.update(engine.step())
-            widths.append(engine._banks[0].cache.rows)
+            widths.append(engine._banks[0].rungs[0].rows)
         while engine.pending:
             done.update(engine.step())
-            widths.append(engine._banks[0].cache.rows)
+            widths.append(engine._banks[0].rungs[0].rows)
         late = [engine.submit(request) for request in requests[:90]]
         while engine.pending:
             done.update(engine.step())

@@ -84,13 +84,8 @@ class InterventionConfig:
     @property
     def named(self) -> dict[str, tuple[str, ...]]:
         """{setting: roles that it names}."""
-        return {
-            "kl_coef": tuple(self.kl_coef),
-            "role_clip": tuple(self.role_clip),
-            "freeze": self.freeze,
-            "alternate": self.alternate,
-            "mixing.roles": self.mixing.roles,
-        }
+        own = {name: tuple(getattr(self, name)) for name in ("kl_coef", "role_clip", "freeze", "alternate")}
+        return own | {"mixing.roles": self.mixing.roles}
 
     def trains(self, role: str, step: Any) -> Any:
         """Whether `role` is trained in this step (0, 1, 2, ...), not frozen; a traced value if the step is traced."""
@@ -116,12 +111,12 @@ def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
         mix = mix / jnp.where(roles.mixed, roles.multiplicity, 1.0)[:, None]
     if config.balance != "off":
         cap = config.max_share if config.balance == "cap" else None
-        mix = balance(_gram_of(mix, gram), cap, roles.mixed)[:, None] * mix
+        mix = balance(mix @ gram @ mix.T, cap, roles.mixed)[:, None] * mix
     if config.project_conflicts:
-        stripped = project_conflicts(_gram_of(mix, gram)) @ mix
+        stripped = project_conflicts(mix @ gram @ mix.T) @ mix
         mix = jnp.where(roles.mixed[:, None], stripped, mix)
     if roles.clip is not None:
-        mix = clip(_gram_of(mix, gram), roles.clip)[:, None] * mix
+        mix = clip(mix @ gram @ mix.T, roles.clip)[:, None] * mix
     return mix.sum(axis=0)
 
 
@@ -186,10 +181,6 @@ def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tr
 def damp_factor(cosine: jax.Array, strength: float) -> jax.Array:
     """The factor by which damping scales a gradient."""
     return 1 - strength * jnp.maximum(cosine, 0.0)
-
-
-def _gram_of(mix: jax.Array, gram: Array) -> jax.Array:
-    return mix @ gram @ mix.T
 
 
 def _norms(gram: Array) -> jax.Array:

@@ -100,10 +100,8 @@ def role_statistics(
         stats["ratio_masked"] = np.average(outside, weights=tokens)
     if corrected and loss.is_cap is not None:
         weight = np.exp(bounded(distance))
-        stats |= {
-            "is_weight": np.minimum(weight, loss.is_cap).mean(),
-            "is_capped": np.mean(weight > loss.is_cap),
-        }
+        stats["is_weight"] = np.minimum(weight, loss.is_cap).mean()
+        stats["is_capped"] = np.mean(weight > loss.is_cap)
     pairs = zip(of_rows(evidence.trainer_logp), sampler)
     gaps = [trainer - values for trainer, values in pairs if trainer is not None]
     if gaps:

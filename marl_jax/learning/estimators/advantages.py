@@ -46,10 +46,8 @@ def group_advantages(
     """
     check_estimator(estimator)
     _check_scale(std, eps)
-    require(
-        singleton in get_args(Singleton),
-        f"singleton {singleton!r} is unknown; use one of {get_args(Singleton)}",
-    )
+    known = get_args(Singleton)
+    require(singleton in known, f"singleton {singleton!r} is unknown; use one of {known}")
     xp, values, ids = _inputs(rewards, eps, groups)
     if is_own(estimator):
         return _own(estimator, values, ids)
@@ -70,12 +68,12 @@ def group_advantages(
 def check_estimator(name: str, *more: str) -> None:
     """Refuse a name that is neither built in (or in `more`) nor "module:function"."""
     known = (*ESTIMATORS, *more)
-    require(
-        name in known or is_own(name),
-        f"estimator {name!r} is unknown; use one of {known}, or your own as 'module:function'",
-    )
     if is_own(name):
         own_function(name, "estimator")
+    elif name not in known:
+        raise ValueError(
+            f"estimator {name!r} is unknown; use one of {known}, or your own as 'module:function'"
+        )
 
 
 def agent_advantages(
@@ -113,9 +111,8 @@ def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer
 
 def _check_scale(std: str, eps: float | jax.Array) -> None:
     require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    require(
-        isinstance(eps, jax.core.Tracer) or 0 <= eps < math.inf, f"eps {eps} must be finite and not negative"
-    )
+    if not (isinstance(eps, jax.core.Tracer) or 0 <= eps < math.inf):
+        raise ValueError(f"eps {eps} must be finite and not negative")
 
 
 def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:

@@ -83,9 +83,8 @@ def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
 def keys_of(groups: Groups) -> list[Hashable]:
     """[B]: the key of each row's group, as a hashable."""
     keys = groups.tolist() if hasattr(groups, "tolist") else groups
-    keys = [
-        key.tolist() if hasattr(key, "tolist") else key for key in keys
-    ]  # scalars and rows of JAX or numpy
+    # Keys may be scalars or rows of JAX or numpy.
+    keys = [key.tolist() if hasattr(key, "tolist") else key for key in keys]
     return [tuple(key) if isinstance(key, list) else key for key in keys]
 
 

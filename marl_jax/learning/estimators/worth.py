@@ -9,25 +9,8 @@ import numpy as np
 
 from marl_jax import fields
 from marl_jax.fields import NotNegative
-from marl_jax.learning.estimators.advantages import (
-    Estimator,
-    Over,
-    Singleton,
-    Std,
-    agent_advantages,
-    check_estimator,
-    group_advantages,
-    overlong_penalty,
-)
-from marl_jax.learning.estimators.groups import (
-    PRESETS,
-    GroupCounts,
-    as_rewards,
-    count_groups,
-    group_ids,
-    group_key,
-    is_attribute,
-)
+from marl_jax.learning.estimators import advantages, groups
+from marl_jax.learning.estimators.advantages import Estimator, Over, Singleton, Std
 from marl_jax.own import OwnError, call_user_function, in_words, own_function
 from marl_jax.ragged import unpadded
 from marl_jax.table import Table
@@ -54,11 +37,11 @@ class AdvantageConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        check_estimator(self.estimator, "agent")
+        advantages.check_estimator(self.estimator, "agent")
         if self.rows is not None:
             own_function(self.rows, "advantages.rows")
         if "," in self.group:  # a single word may be a preset that the workflow declares
-            group_key(self.group)
+            groups.group_key(self.group)
         if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
             raise ValueError(
                 f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"
@@ -72,7 +55,7 @@ class AdvantageConfig:
 
 def with_advantages(
     table: Table, config: AdvantageConfig, presets: Presets | None = None
-) -> tuple[Table, dict[str, GroupCounts]]:
+) -> tuple[Table, dict[str, groups.GroupCounts]]:
     """(the table with advantages, group counts per role); calls without tokens get no advantage."""
     if not len(table):
         return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
@@ -84,35 +67,36 @@ def with_advantages(
     rewards, penalty = table.reward, None
     if config.overlong is not None:
         length, buffer = config.overlong
-        penalty = np.asarray(overlong_penalty(table.length, max_length=length, buffer=buffer), np.float64)
+        punishment = advantages.overlong_penalty(table.length, max_length=length, buffer=buffer)
+        penalty = np.asarray(punishment, np.float64)
         rewards = rewards + penalty
-    rewards = as_rewards(rewards)
-    advantages = advantages_of(config, rewards, table.task, table.role, ids)
-    counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
-    table = table.replace(penalty=penalty, group=ids, advantage=np.asarray(advantages, np.float64))
+    rewards = groups.as_rewards(rewards)
+    advantage = np.asarray(advantages_of(config, rewards, table.task, table.role, ids), np.float64)
+    counts = groups.count_groups(rewards, ids, [table.roles[code] for code in table.role])
+    table = table.replace(penalty=penalty, group=ids, advantage=advantage)
     return (table if config.rows is None else _own_columns(table, config.rows)), counts
 
 
 def key_of(config: AdvantageConfig, presets: Presets | None = None) -> tuple[str, ...]:
     """The fields by which calls are compared with each other."""
     if config.estimator == "agent":
-        return PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
-    return group_key(config.group, presets)
+        return groups.PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    return groups.group_key(config.group, presets)
 
 
 def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, ids: Any) -> Any:
     """Advantages, Float[N], from columns on the host or under `jit`; `ids` are the groups."""
     if config.estimator == "agent":
         over: dict[str, Any] = {"mean": config.agent_mean, "scale": config.agent_scale}
-        return agent_advantages(rewards, task, role, **over, std=config.std, eps=config.eps)
+        return advantages.agent_advantages(rewards, task, role, **over, std=config.std, eps=config.eps)
     how: dict[str, Any] = {"estimator": config.estimator, "singleton": config.singleton}
-    return group_advantages(rewards, ids, **how, std=config.std, eps=config.eps)
+    return advantages.group_advantages(rewards, ids, **how, std=config.std, eps=config.eps)
 
 
 def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
     """Int[N]: which calls are compared with each other."""
     key = key_of(config, presets)
-    return group_ids(key, **{field: _field(table, field) for field in key})
+    return groups.group_ids(key, **{field: _field(table, field) for field in key})
 
 
 def _own_columns(table: Table, name: str) -> Table:
@@ -138,7 +122,7 @@ def _field(table: Table, field: str) -> list[Any]:
     """The values of one field of a group key, call by call."""
     if field == "path":
         return list(zip(table.episode.tolist(), unpadded(table.path)))
-    if not is_attribute(field):
+    if not groups.is_attribute(field):
         return getattr(table, field).tolist()
     owner, _, name = field.partition(".")
     if owner == "call":
