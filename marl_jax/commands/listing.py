@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from marl_jax import fields
 from marl_jax.commands import pages
-from marl_jax.commands.declarations import declared, default_of, place, typed
+from marl_jax.commands.pages import declared, default_of, place, typed
 from marl_jax.config.cells import of_study
 from marl_jax.config.run_config import RunConfig, cells_of, load_config
 from marl_jax.errors import UserError

@@ -41,6 +41,7 @@ def error_of(check: Callable[..., Any], *args: Any) -> str | None:
 def _workflow(config: RunFields) -> Problems:
     name, family = config.workflow.name, config.data.family
     workflow = find(name)
+    kinds = {*map(workflow.kind_of, workflow.roles)}
     if family not in workflow.families:
         yield f"workflow '{name}' is for {', '.join(workflow.families)}, not for {family}"
     if config.rewards.name in USE_OWN_WORK and not workflow.kinds:
@@ -49,10 +50,7 @@ def _workflow(config: RunFields) -> Problems:
             f"rewards.name '{config.rewards.name}' rewards each role by its kind, and '{name}' declares no kinds: "
             f"write @workflow(roles={{{roles}}}), each role with its kind ({', '.join(table.KINDS)})"
         )
-    elif config.rewards.name == "voting_rubric" and {*map(workflow.kind_of, workflow.roles)} - {
-        "solver",
-        "picker",
-    }:
+    elif config.rewards.name == "voting_rubric" and not kinds <= {"solver", "picker"}:
         yield f"rewards.name 'voting_rubric' is for solvers and pickers, as in voting, not for '{name}': use outcome"
 
 

@@ -248,11 +248,7 @@ class _Schedule:
         self.done[number] = episode = tree(episodes)
         if self.finished:
             self.finished(episode)
-        self._count(paths)
-
-    def _count(self, paths: Sequence[Running]) -> None:
-        """Count an episode that ended; it is silent, refused or failed only if all of its paths are."""
-        progress = self.progress
+        progress = self.progress  # an episode is silent, refused or failed only if all of its paths are
         progress.done += 1
         progress.silent += all(path.silent for path in paths)
         progress.prompts_refused += all(path.refused for path in paths)

@@ -115,13 +115,9 @@ def _columns(table: Table, decode: Decoders | None, trainer: Sequence[np.ndarray
     }
     if decode is not None:
         columns["asked"] = _texts(_asked(table, decode))
-        columns["ends"] = pa.array(
-            [
-                _ends(table.tokens[row].tolist(), decoder_of(decode, table.policies[policy]))
-                for row, policy in enumerate(table.policy.tolist())
-            ],
-            INT_LISTS,
-        )
+        names = (table.policies[code] for code in table.policy)
+        ends = [_ends(table.tokens[row].tolist(), decoder_of(decode, name)) for row, name in enumerate(names)]
+        columns["ends"] = pa.array(ends, INT_LISTS)
     if any(row is not None for row in trainer):
         columns["trainer_logprobs"] = pa.array(
             [None if row is None else row.tolist() for row in trainer], pa.list_(pa.float32())

@@ -103,25 +103,19 @@ class Voices:
         self._by_role = by_role
         self._settings: dict[tuple[str, str], SamplingSettings] = {}
         for key, policy in policy_map.items():
-            role = key.split("/")[0]
-            end_of_turn = chats.by_policy[policy].end_of_turn
-            stops = (*by_role[role].stop_tokens, end_of_turn, *_stops_of(by_policy[policy]))
-            unique_stops = tuple(dict.fromkeys(stops))
-            self._settings[role, policy] = dataclasses.replace(by_role[role], stop_tokens=unique_stops)
+            role, engine = key.split("/")[0], by_policy[policy]
+            of_model = engine.config.stop_tokens if hasattr(engine, "config") else ()
+            stops = (*by_role[role].stop_tokens, chats.by_policy[policy].end_of_turn, *of_model)
+            chosen = dataclasses.replace(by_role[role], stop_tokens=tuple(dict.fromkeys(stops)))
+            self._settings[role, policy] = chosen
+            if hasattr(engine, "check"):  # refuses settings that it cannot serve with any prompt
+                try:
+                    engine.check(Request((0,), (), policy=policy, **vars(chosen)))
+                except ValueError as error:
+                    raise ValueError(f"role '{role}' cannot answer: {error}") from None
         self.policy_map, self.versions, self._engine_of = policy_map, versions, by_policy
         # By identity: an engine of one's own may have no hash.
         self.engines = list({id(by_policy[policy]): by_policy[policy] for policy in policies}.values())
-        self._check()
-
-    def _check(self) -> None:
-        """Refuse settings that an engine cannot serve with any prompt, where the engine states its limits."""
-        for key, policy in self.policy_map.items():
-            role, engine = key.split("/")[0], self._engine_of[policy]
-            if hasattr(engine, "check"):
-                try:
-                    engine.check(Request((0,), (), policy=policy, **vars(self._settings[role, policy])))
-                except ValueError as error:
-                    raise ValueError(f"role '{role}' cannot answer: {error}") from None
 
     def clear_engines(self) -> None:
         """Drop the prompts that the engines cached; engines with requests under way are refused."""
@@ -153,8 +147,3 @@ class Voices:
         request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(chosen))
         facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": chosen.temperature}
         return engine, engine.submit(request), facts
-
-
-def _stops_of(engine: Engine) -> tuple[int, ...]:
-    """Stop tokens of the model's configuration, where the engine states its model."""
-    return engine.config.stop_tokens if hasattr(engine, "config") else ()

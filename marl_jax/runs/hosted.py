@@ -21,7 +21,6 @@ from marl_jax.learning.estimators.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rollouts import Player
-from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
@@ -110,8 +109,8 @@ class Hosted:
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
             player = self.serve(state)
-            if hosts.count() > 1:
-                player = dataclasses.replace(player, combined=_clocked(clock, player.combined))
+            if hosts.count() > 1:  # waiting for other processes counts as gathering
+                player = dataclasses.replace(player, combined=clock("gather")(player.combined))
             play = functools.partial(
                 player.play,
                 samples=samples,
@@ -153,16 +152,6 @@ class Hosted:
             return resample(
                 sample, reward, tasks, config.advantages, draws=draws, presets=presets, learns=learns
             )
-
-
-def _clocked(clock: Clock, combined: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
-    """`combined`, with the time that it waits for other processes counted as gathering."""
-
-    def waited(progress: Progress) -> Progress:
-        with clock("gather"):
-            return combined(progress)
-
-    return waited
 
 
 def tasks_of_step(run: Run, state: State) -> list[Task]:

@@ -131,10 +131,8 @@ class Run:
 
     def keys(self, pattern: str) -> list[re.Match[str]]:
         """The keys of the metrics that a pattern matches in full, in order of appearance."""
-        matches = (
-            re.fullmatch(pattern, key) for key in dict.fromkeys(key for line in self.metrics for key in line)
-        )
-        return [match for match in matches if match]
+        keys = dict.fromkeys(key for line in self.metrics for key in line)
+        return [match for key in keys if (match := re.fullmatch(pattern, key))]
 
 
 def once(function: Callable[[Run], Any]) -> Callable[[Run], Any]:

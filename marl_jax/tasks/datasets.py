@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from marl_jax.tasks.builders import Download, Rows, TaskBuilder, Tasks
 
 BadRows = Literal["refuse", "skip"]
-_HUB = "https://huggingface.co/datasets/{}/resolve/main/{}"
 _RAW = "https://raw.githubusercontent.com/{}"
+
+
+def _hub(repository: str, *files: str) -> tuple[str, ...]:
+    return tuple(f"https://huggingface.co/datasets/{repository}/resolve/main/{file}" for file in files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ SOURCES: dict[str, Source] = {
         "math",
         schemas.dapo_math,
         "competition problems with integer answers; the study's",
-        {"train": (_HUB.format("open-r1/DAPO-Math-17k-Processed", "en/train-00000-of-00001.parquet"),)},
+        {"train": _hub("open-r1/DAPO-Math-17k-Processed", "en/train-00000-of-00001.parquet")},
         folder="en",
         study_rows=14116,
         repeated=schemas.dapo_repeated,
@@ -60,11 +63,9 @@ SOURCES: dict[str, Source] = {
         schemas.deepcoder,
         "programming problems with many tests; the study's",
         {
-            "train": tuple(
-                _HUB.format(
-                    "agentica-org/DeepCoder-Preview-Dataset", f"primeintellect/train-{i:05}-of-00005.parquet"
-                )
-                for i in range(5)
+            "train": _hub(
+                "agentica-org/DeepCoder-Preview-Dataset",
+                *(f"primeintellect/train-{i:05}-of-00005.parquet" for i in range(5)),
             )
         },
         folder="primeintellect",
@@ -74,33 +75,26 @@ SOURCES: dict[str, Source] = {
         "math",
         schemas.gsm8k,
         "grade-school word problems",
-        {
-            split: (_HUB.format("openai/gsm8k", f"main/{split}-00000-of-00001.parquet"),)
-            for split in ("train", "test")
-        },
+        {split: _hub("openai/gsm8k", f"main/{split}-00000-of-00001.parquet") for split in ("train", "test")},
         folder="main",
     ),
     "math500": Source(
         "math",
         schemas.math500,
         "500 competition problems of MATH; for tests",
-        {"test": (_HUB.format("HuggingFaceH4/MATH-500", "test.jsonl"),)},
+        {"test": _hub("HuggingFaceH4/MATH-500", "test.jsonl")},
     ),
     "aime24": Source(
         "math",
         schemas.aime,
         "the 30 problems of AIME 2024; for tests",
-        {"test": (_HUB.format("HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet"),)},
+        {"test": _hub("HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet")},
     ),
     "aime25": Source(
         "math",
         schemas.aime,
         "the 30 problems of AIME 2025; for tests",
-        {
-            "test": tuple(
-                _HUB.format("opencompass/AIME2025", f"aime2025-{part}.jsonl") for part in ("I", "II")
-            )
-        },
+        {"test": _hub("opencompass/AIME2025", "aime2025-I.jsonl", "aime2025-II.jsonl")},
     ),
     "mbpp": Source(
         "code",

@@ -323,7 +323,6 @@ _FOR_ALL = re.compile(  # f(x) = x for all real x
     r"(?P<function>[A-Za-z]\( ?(?P<name>[a-z]) ?\) ?=.*[^,; ])"
     rf"(?:{_EVERY}(?P=name)(?:{_IN_NUMBERS})?|[,;] ?(?P=name){_IN_NUMBERS})"
 )
-_COMMAND = re.compile(r"\\[A-Za-z]+")
 _CONSTANT = r"(?:(?:arbitrary|fixed|constants?|numbers?|reals?) ?)"
 _REAL = r" ?\\in ?\(-\\infty,\\infty\)"
 _FOR_CONSTANT = re.compile(  # f(x) = cx for some constant c; where c is any real number; c \in \mathbb{R}

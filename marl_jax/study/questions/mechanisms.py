@@ -37,9 +37,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
     series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
         fields = essential(run.config)
-        fields["workflow"] = {**(fields.get("workflow") or {}), "settings": None}
-        fields["learner"] = {**(fields.get("learner") or {}), "batch": None}
-        fields["engine"] = {**(fields.get("engine") or {}), "max_prompt": None}
+        for part, name in (("workflow", "settings"), ("learner", "batch"), ("engine", "max_prompt")):
+            fields[part] = {**(fields.get(part) or {}), name: None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key) for key in parts_of(run, match[0])]
@@ -67,11 +66,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
             (str(agents), str(len(complete)), *map(_number, (intervals[0], over_alone, *intervals[1:])))
         )
     first = sum(agents < 2 for agents in counts)
-    power, of_sum, of_alone = (
-        growth_of_several(bars),
-        growth(counts, sums.T),
-        growth(counts[first:], alone[first:].T),
-    )
+    power, of_sum = growth_of_several(bars), growth(counts, sums.T)
+    of_alone = growth(counts[first:], alone[first:].T)
     parallel = [row for row in rows if int(row[0]) > 1]
     answer = (
         "Relative to the mean length of one agent's part, the sum of the parts of 2 agents or more grows with n to the "
@@ -147,7 +143,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
         groups = [group for group in some if group.size > 2]
         runs = sum(group.shape[1] for group in groups)
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
-        least = _least_p(groups)
+        # The p of ranks that agree in all groups: the share of this order and its reverse among all orders.
+        least = 2 / math.prod(math.factorial(group.shape[1]) for group in groups)
         p_cell = f"{p_text(p)}, least possible {least:.2g}" if runs > 2 and least > LEVEL else p_text(p)
         rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", p_cell))
     _, tested, every = rows
@@ -362,11 +359,6 @@ def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # each group i
         orders = [second, *(np.concatenate([rng.permutation(values) for values in ys]) for _ in range(MOST))]
     found, rho = np.array(orders) @ first / scale, float(second @ first) / scale
     return rho, float(np.mean(np.abs(found) >= abs(rho) - 1e-9))
-
-
-def _least_p(groups: Sequence[np.ndarray]) -> float:
-    """The p of ranks that agree in all groups: the share of this order and its reverse among all orders."""
-    return 2 / math.prod(math.factorial(group.shape[1]) for group in groups)
 
 
 def _share(values: Sequence[float]) -> Interval:
