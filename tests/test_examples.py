@@ -177,7 +177,7 @@ def test_what_the_page_of_loops_changes_works(base, capsys):
     names["my_reward"] = lambda graded: [[0.25] * len(one.calls) for one in graded]
     for block in blocks:
         exec(block.replace('"val", 64', '"val", 2').replace("samples=4", "samples=1"), names)
-    assert len(blocks) == 4
+    assert len(blocks) == 5 and names["player"].limits.max_calls == 200
     assert (names["table"].reward == 0.25).all() and names["table"].trains.all()
     share, *words = capsys.readouterr().out.splitlines()
     assert 0 <= float(share) <= 1 and words
