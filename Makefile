@@ -62,7 +62,7 @@ parity: $(PARITY)
 CAMPAIGN = .cache/campaign-$$(git describe --always --dirty)
 campaign: $(READY) $(RAY)
 	@mkdir -p .cache
-	{ $(BIN)/python -m pytest -v -m campaign --durations=20 $$(git diff --quiet HEAD && echo --passed=$(CAMPAIGN).passed) && \
+	{ $(BIN)/python -m pytest -v -m campaign --durations=20 $$(test -z "$$(git status --porcelain)" && echo --passed=$(CAMPAIGN).passed) && \
 	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser and not vllm" tests/sampling tests/rollouts tests/runs && \
 	  for isa in AVX2 SSE4_2; do echo "at most $$isa:" && \
 	    XLA_FLAGS="$$XLA_FLAGS --xla_cpu_max_isa=$$isa" $(QUICK) $(BIN)/python -m pytest $(WORKERS) \

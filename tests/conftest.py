@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 os.environ.setdefault("MARL_JAX_CACHE", str(Path(__file__).parents[1] / ".cache" / "marl_jax"))
 
 # Begun first (with --no-loadscope-reorder), so that no worker is left with one of them at the end.
+PASSED = pytest.StashKey()  # whether all parts of a test have passed so far
 LONG = ("test_loop.py", "test_survival.py", "test_update.py", "test_examples.py", "test_engine.py")
 
 if jax.config.values["jax_disable_most_optimizations"]:
@@ -43,9 +44,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield
-    if (passed := item.config.getoption("passed")) and report.when == "call" and report.passed:
-        with passed.open("a") as file:
-            file.write(item.nodeid + "\n")
+    if passed := item.config.getoption("passed"):
+        item.stash[PASSED] = report.passed and item.stash.get(PASSED, True)
+        if report.when == "teardown" and item.stash[PASSED]:
+            with passed.open("a") as file:
+                file.write(item.nodeid + "\n")
     return report
 
 

@@ -109,7 +109,7 @@ class Answers:
         """The call, where there is only one."""
         if len(self._lines) > 1:
             raise NoArrayForm(
-                f"the form takes `{asking}` of {len(self._lines)} parallel calls; it is for one"
+                f"`{asking}` is for a single call, and the form uses it on {len(self._lines)} parallel calls"
             )
         return self._lines[0]
 

@@ -132,9 +132,10 @@ def _engine(config: RunFields) -> Problems:
             "the url out, or give one such as http://127.0.0.1:8000"
         )
     if not engine.vllm.start and any(error_of(_check_url, url) for url in urls or [""]):
+        password = " without a password (a server's key is in VLLM_API_KEY)" if "@" in engine.vllm.url else ""
         yield (
-            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000, or "
-            "have it started by engine.vllm.start=true"
+            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000"
+            f"{password}, or have it started by engine.vllm.start=true"
         )
     if why := error_of(shlex.split, engine.vllm.flags):
         yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
@@ -169,7 +170,7 @@ def _engine(config: RunFields) -> Problems:
 def _check_url(url: str, here: bool = False) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or "@" in parts.netloc:
-        raise ValueError("it is no address, or has a password, which is not sent")
+        raise ValueError("it is no address")
     if here and (parts.scheme != "http" or parts.hostname not in (LOCAL, "localhost") or not parts.port):
         raise ValueError("it is no port of this host")
 
@@ -334,14 +335,12 @@ def _groups(config: RunFields) -> Problems:
 def _singletons(config: RunFields) -> Problems:
     """Report one sample per problem, if nothing can be learned by comparing its calls."""
     kinds = {config.learner.loss.kind}
-    if config.phases:  # those that play
+    if config.phases:  # those that learn from calls of this run
+        here = [p for p in config.phases if p.source.partition(":")[0] in ("play", "collected")]
         with contextlib.suppress(ValueError):  # of settings that are reported elsewhere
-            learners = [
-                phase_fields.learner_of(config.learner, p) for p in config.phases if p.source == "play"
-            ]
-            kinds = {learner.loss.kind for learner in learners}
+            kinds = {phase_fields.learner_of(config.learner, phase).loss.kind for phase in here}
     if not config.steps or kinds <= {"sft", "kto"}:
-        return  # nothing is learned from play, or the loss compares no calls
+        return  # nothing is learned from calls of this run, or the loss compares none
     if is_own(config.advantages.estimator):
         return  # it may compare what it likes
     by_group = config.advantages.estimator != "agent"

@@ -155,7 +155,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         _refuse(
             f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator (under "
-            "SLURM in JAX_COORDINATOR_PORT), for all processes, or end the program that uses it"
+            "a scheduler in JAX_COORDINATOR_PORT), for all processes, or end the program that uses it"
         )
 
 

@@ -1,7 +1,7 @@
 """How the processes of a run find each other, and how they end together.
 
     --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is initialized at a free port of HOST
-    neither                               JAX finds what SLURM, Open MPI, a TPU pod or GKE announce
+    neither                               the same with what SLURM or Open MPI announces; JAX joins a TPU pod or GKE
 
 Called once, before JAX computes anything. If a process is lost, the others end within seconds if its machine still
 runs, and else within JAX's heartbeat.
@@ -64,7 +64,6 @@ def joined(
         return
     with contextlib.suppress(AttributeError):  # its handler would take SIGTERM from the run
         jax.config.update("jax_enable_preemption_service", False)
-        jax.config.update("jax_check_proxy_envs", False)  # warns of proxies, which `_begin` passes by
     global _companion
     address, local_devices = "", None
     if coordinator or process is not None:
@@ -117,23 +116,30 @@ def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[
         raise HostsError(
             f"{missing} is missing: every process needs both --coordinator and --process, or neither"
         )
-    host, _, port = coordinator.rpartition(":")
+    if not 0 <= process < hosts:
+        raise HostsError(f"--process={process} is not in 0 to {hosts - 1}, as mesh.hosts is {hosts}")
+    return _host_and_port(coordinator, f"--coordinator={coordinator}")
+
+
+def _host_and_port(address: str, what: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
     valid = re.fullmatch(r"[^][:]+|\[[^][]+\]", host)
     if not valid or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise HostsError(
-            f"--coordinator={coordinator} is no HOST:PORT: name the machine of process 0 and a free port, as in "
-            "10.0.0.1:7000 or [fd00::1]:7000"
+            f"{what} is no HOST:PORT: name the machine of process 0 and a free port, as in 10.0.0.1:7000 or "
+            "[fd00::1]:7000"
         )
-    if not 0 <= process < hosts:
-        raise HostsError(f"--process={process} is not in 0 to {hosts - 1}, as mesh.hosts is {hosts}")
     return host, int(port)
 
 
 def _begin(hosts: int, process: int | None, address: str, local_devices: Any) -> None:
     local = address.startswith(("127.", "localhost:", "[::1]:"))
     # If http_proxy is set, as on many clusters, gRPC would connect to process 0 through that proxy.
-    direct = filter(None, [os.environ.get("no_proxy"), address.rpartition(":")[0].strip("[]")])
-    os.environ.setdefault("no_grpc_proxy", ",".join(direct))
+    exempt, host = "no_grpc_proxy", address.rpartition(":")[0].strip("[]")
+    before = os.environ.get(exempt) or os.environ.get("no_proxy")
+    os.environ[exempt] = f"{before},{host}" if before else host
+    with contextlib.suppress(AttributeError):
+        jax.config.update("jax_check_proxy_envs", False)  # JAX's warning of proxies
     try:
         jax.distributed.initialize(
             address,
@@ -161,16 +167,28 @@ def _scheduled(hosts: int, devices: int) -> tuple[tuple[str, int] | None, int | 
         return None, None, None
     # JAX gives local process k only GPU k, which is wrong if all GPUs that this process can see are its own.
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
-    named = [*map(int, filter(None, os.environ.get("JAX_LOCAL_DEVICE_IDS", "").split(",")))]
-    local = range(devices) if len(visible) == devices else named or None
     known = os.environ.get("JAX_COORDINATOR_ADDRESS")
-    address, count, process, taken = ClusterEnv.auto_detect_unset_distributed_params(
-        known, None, None, local, found[0], int(WAIT_S)
-    )
+    try:
+        named = [*map(int, filter(None, os.environ.get("JAX_LOCAL_DEVICE_IDS", "").split(",")))]
+        local = range(devices) if len(visible) == devices else named or None
+        address, count, process, taken = ClusterEnv.auto_detect_unset_distributed_params(
+            known, None, None, local, found[0], int(WAIT_S)
+        )
+    except (ValueError, RuntimeError) as error:
+        raise HostsError(
+            f"what {found[0]} announces, or a variable JAX_*, cannot be used ({error}): correct it, or give each "
+            "process --coordinator=HOST:PORT of process 0 and its own --process=K"
+        ) from None
     assert address is not None and count is not None  # both announce them
     _check_count(hosts, count)
     host, _, port = address.rpartition(":")
-    return (host, int(port)), process, taken
+    if ":" in host and not host.startswith("["):
+        address = f"[{host}]:{port}"
+    return (
+        _host_and_port(address, f"the address of process 0 that {found[0]} or JAX_* announces, '{address}',"),
+        process,
+        taken,
+    )
 
 
 def _find(hosts: int, wait_s: float) -> None:

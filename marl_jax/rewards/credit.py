@@ -371,7 +371,7 @@ def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, fl
     if not _is_list(item) or len(item) != len(episode.calls):
         raise OwnError(
             f"{who} returned {_size(item)} for {where} of {len(episode.calls)} calls; "
-            "return one number, or one per call"
+            "return one number or {component: number}, or one per call"
         )
     named = [parts if isinstance(parts, Mapping) else {"user": parts} for parts in item]
     return [

@@ -56,8 +56,11 @@ _PACKAGES = (
     "orbax-checkpoint",
 )
 # These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, any
-# number of processes may share a run, and a server may run anywhere and start in any way.
-_FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts", "config.engine.vllm.")
+# number of processes may share a run, and a server may run anywhere.
+_FREE = (
+    *("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts"),
+    *(f"config.engine.vllm.{field}" for field in ("url", "start", "python", "folder", "timeout")),
+)
 _LOGS = (".log", ".out", ".err")  # suffixes of files that may be opened in the folder before a run starts
 _NOTHING = object()
 _held: dict[Path, os.stat_result] = {}  # {path: its file} of the locks that this process holds

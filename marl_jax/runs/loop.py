@@ -161,7 +161,7 @@ def _train(
     except Stopped:
         stop.request()  # the step under way is abandoned; it will be made again
     except EngineGone as error:  # the policies are not affected
-        if not stop.requested():  # else its server was asked to end, too, as by SLURM
+        if not stop.requested():  # else the server may have got the same signal, as under SLURM
             keep(wait=True)
             raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
     if stop.requested():

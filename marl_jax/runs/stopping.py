@@ -138,10 +138,8 @@ class Stop:
             began = time.monotonic()
             while received != 0:
                 received = _next_signal(reader, patience)
-                if (
-                    self._handled.is_set()
-                ):  # reads on: signals that cannot be written make Python print an error
-                    patience = None
+                if self._handled.is_set():
+                    patience = None  # reads on: a signal that cannot be written makes Python print an error
                     continue
                 # A second signal while the main thread has handled neither.
                 if received and not self.asked and time.monotonic() >= began + TOGETHER_S:

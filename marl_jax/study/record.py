@@ -112,7 +112,7 @@ class Run:
     @property
     def judged(self) -> bool:
         """Whether its steps were judged for alarms: these need consecutive steps, so not in a folder that lost rows."""
-        return self.alarms is not None or len(self.metrics) >= self.step
+        return self.alarms is not None or len({line["step"] for line in self.metrics}) >= self.step
 
     def part(self, path: str) -> Mapping[str, Any]:
         """A part of config.json by its path, such as "config.learner.optimiser"; empty if the run has none."""

@@ -8,6 +8,7 @@ data set is named by a hash of all that its rows depend on, so a change of it ge
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -155,8 +156,12 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
             with _ALONE, _quiet():
                 make(data_dir=work).download_and_prepare(download_dir=cache / "downloads")
             os.rename(work, home)
-        # The writer of records raises a RuntimeError if the disk is full.
         except (OSError, RuntimeError) as error:
+            full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+            if (
+                isinstance(error, RuntimeError) and not full
+            ):  # the writer of records raises one on a full disk
+                raise
             if not home.is_dir():  # otherwise another process was first, with equal data
                 raise _unwritable(home, " ".join(str(error).split())) from None
         finally:

@@ -23,7 +23,9 @@ _SPLITS = {  # words in a file's name that state the split
     "test": "test|testing",
     "eval": "eval|evaluation",
 }
-_SPLIT_ALONE = re.compile(rf"(?:{'|'.join(_SPLITS.values())})\.")  # possible beginnings of a file's name
+_SPLIT_ALONE = re.compile(
+    rf"(?:{'|'.join(_SPLITS.values())})(?:set|data)?\."
+)  # possible beginnings of a file's name
 Row = dict[str, Any]
 
 
@@ -51,6 +53,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def list_files(directory: Path, folder: str = "") -> list[Path]:
     """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
+    Without a `folder`, files of the directory that are named for splits come before those of its `data`.
     They have one format; a file of another format is used only if it alone is named for a split, as test.json next to
     train.jsonl. The rest are copies and descriptions, usual in published repositories. `directory` may be one file.
     """
@@ -61,9 +64,11 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; data.directory names where the files are")
     places = [directory / folder / "data", directory / folder, directory / "data", directory]
-    at_top = (path for path in directory.glob("[!.]*") if path.name.endswith(SUFFIXES[:-1]))
+    at_top = (
+        path for path in directory.glob("[!.]*") if path.name.endswith(SUFFIXES[:-1]) and named_split(path)
+    )
     if not folder and any(path.is_file() for path in at_top):
-        places = [directory]  # its own files come first; a JSON list next to `data` may be a description
+        places = [directory]
     for place in places:
         paths = sorted(path for path in place.glob("[!.]*") if path.is_file())
         formats = [[path for path in paths if path.name.endswith(suffix)] for suffix in _FORMATS]
@@ -91,7 +96,9 @@ def _parquet(path: Path) -> Iterator[Row]:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=64):
                 for place, field in enumerate(batch.schema):
-                    if field.type == pa.float32():  # 0.1 as it was written, not 0.10000000149011612
+                    if (
+                        field.type == pa.float32()
+                    ):  # a column of numbers: 0.1 as it was written, not 0.10000000149011612
                         shortest = batch.column(place).cast(pa.string()).cast(pa.float64())
                         batch = batch.set_column(place, field.name, shortest)
                 yield from batch.to_pylist()

@@ -184,8 +184,11 @@ FORMS = {
         stage.say(),
         None,
     )[2],
-    "`over` of 3 parallel calls; it is for one": lambda stage: (stage.say().over(None), stage.say())[0],
-    "`part` of 3 parallel calls; it is for one": lambda stage: stage.say().part(0),
+    "`over` is for a single call, and the form uses it on 3": lambda stage: (
+        stage.say().over(None),
+        stage.say(),
+    )[0],
+    "`part` is for a single call, and the form uses it on 3": lambda stage: stage.say().part(0),
     "a boolean for each episode, .*, not bool": lambda stage: stage.end(stage.say().choice == 1),
     r"form of workflow 'voting' raised AttributeError: 'Answers' .* 'choise' \(in .*, line \d+\)": (
         lambda stage: stage.say().at(stage.say().choise)

@@ -1,5 +1,6 @@
 """A configuration is what the cell says and the command line changes; what cannot be is refused all at once."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -582,6 +583,28 @@ def test_who_has_nobody_to_be_compared_with_in_one_episode_is_known(cell, change
         load_config(f"configs/micro.py:{cell}-shared-s-math", once)
     else:
         assert "groups of one" in refused(*once, spec=f"configs/micro.py:{cell}-shared-s-math")[0]
+
+
+@pytest.mark.parametrize(
+    ("phases", "alone"),
+    [
+        ([{"steps": 2, "source": "calls.parquet", "objective": "dpo"}], False),
+        ([{"steps": 2, "learner": {"loss.kind": "sft"}}], False),
+        ([{"steps": 2, "source": "calls.parquet", "objective": "dpo"}, {"steps": 2}], True),
+        (
+            [
+                {"steps": 2, "name": "first", "collect": True, "objective": "sft"},
+                {"steps": 2, "source": "collected:first", "objective": "dpo"},
+            ],
+            True,
+        ),
+    ],
+)
+def test_one_sample_is_enough_where_no_calls_of_the_run_are_compared(phases, alone):
+    once = [("rollout.samples", "1"), ("phases", json.dumps(phases))]
+    once.append(("steps", str(sum(phase["steps"] for phase in phases))))
+    with pytest.raises(ConfigError, match="groups of one") if alone else contextlib.nullcontext():
+        load_config("configs/micro.py:single-shared-s-math", once)
 
 
 def test_an_estimator_of_ones_own_may_do_with_one_sample():

@@ -178,7 +178,9 @@ def test_adapters_are_not_served_over_the_full_weights_of_another_run(base):
         service_of(in_full_config, full_parts, nearby)
         with pytest.raises(EngineGone, match=r"other weights than this run sent \('marl_jax_.*another run"):
             answers(mine, ["p0"])
-        with pytest.raises(EngineGone, match=r"other weights than this run sent \('marl_jax_.*another run"):
+        with pytest.raises(
+            EngineGone, match=r"has the full weights of another run \('marl_jax_.*start it again"
+        ):
             service_of(config, parts, parts.start(0))
 
 

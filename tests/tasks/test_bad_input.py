@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from published import dapo_row, deepcoder_row, helper_row, humaneval_row, jsonl, mbpp_row, parquet
 
-from marl_jax.tasks import DataError, Task, load
+from marl_jax.tasks import DataError, Task, builders, load
 from marl_jax.tasks.task_checks import check_tasks, shared
 
 
@@ -609,6 +609,18 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_way_to_another(tmp_path
     refuse(
         tmp_path, "micro_math", r"tasks cannot be prepared in '.*' \(Not a directory\).*MARL_JAX_CACHE=DIR"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [("Failed to write: No space left on device", DataError), ("a bug", RuntimeError)]
+)
+def test_a_disk_that_is_full_while_tasks_are_prepared_is_told(tmp_path, monkeypatch, words, kind):
+    def fails(*_, **__):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(builders.TaskBuilder, "download_and_prepare", fails)
+    with pytest.raises(kind, match=words):
+        load("micro_math", split="test", cache=tmp_path / "cache")
 
 
 def test_threads_that_load_at_once_leave_the_output_of_their_process_alone(tmp_path):

@@ -286,7 +286,8 @@ def test_a_generic_file_may_mix_math_and_code(open_set):
     assert len(code) == 20 and code[0].tests[1] == {"call": "inc", "args": [5], "expected": 6}
 
 
-NO_TESTS = ("[]", [], None, {"input": [], "output": []})  # the last as CodeContests has it
+# The last two are those of CodeContests and TACO.
+NO_TESTS = ("[]", [], None, {"input": [], "output": []}, {"inputs": [], "outputs": [], "fn_name": "f"})
 
 
 def test_a_generic_row_may_say_more(tmp_path, cache):
@@ -304,7 +305,9 @@ def test_a_generic_row_may_say_more(tmp_path, cache):
         ({"call": "f", "args": [2], "expected": 3},),
     )
     jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": none} for none in NO_TESTS])
-    assert [task.public_tests for task in load("jsonl", tmp_path, "test", cache=cache)] == [()] * 4
+    assert [task.public_tests for task in load("jsonl", tmp_path, "test", cache=cache)] == [()] * len(
+        NO_TESTS
+    )
     jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": 3}])
     with pytest.raises(DataError, match="field 'public_tests' is int, not a list of tests"):
         load("jsonl", tmp_path, "test", cache=cache)

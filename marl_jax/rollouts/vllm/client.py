@@ -196,8 +196,11 @@ class Vllm:
         self._base = self._check_model()
         self._check_tokens(self._tokenizer)
         known, full = self._weights.known(self._server), self._weights.full
-        if not full:
-            self._check_salt(known)
+        if not full and known is not None:
+            raise self._server.gone(
+                f"has the full weights of another run ({known!r:.80})",
+                "start it again, or give this run its own server",
+            )
         if known in (None, STARTED):
             base = self._needed.base
             self._check_logprobs(f"'{base}'", self._bases[base], None)

@@ -114,7 +114,7 @@ class Weights:
         return all(json.dumps(name) in listed for name in names.values())
 
     def known(self, server: Server) -> Any:
-        """The server's name of its full weights: that of the last ones sent, or `STARTED`; None if none are sent."""
+        """The server's name of the full weights last sent, or `STARTED`; None for a server that was sent none."""
         # A server that takes no full weights does not have the route.
         answer = server.ask("/weight_info", ok=None if self.full else (404, ""))
         name = answer.get("weight_version") if isinstance(answer, dict) else None

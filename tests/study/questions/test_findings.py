@@ -337,9 +337,8 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
     runs = []
     rng = np.random.default_rng(2)
     # A step in which nothing had an advantage, and a run of such steps, say nothing of shares.
-    idle = {f"gradient/p0/share/{role}": 0.0 for role in ("aggregator", "generator")} | {
-        "gradient/p0/dominance": None
-    }
+    names = ("share/aggregator", "share/generator", "dominance")
+    idle = {f"gradient/p0/{name}": None for name in names}
     for seed in range(12):
         dominance = 0.5 + 0.03 * seed
         shares = {"gradient/p0/share/aggregator": dominance, "gradient/p0/share/generator": 1 - dominance}
