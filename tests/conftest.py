@@ -15,7 +15,6 @@ from jax.experimental.compilation_cache import compilation_cache
 os.environ.setdefault("MARL_JAX_CACHE", str(Path(__file__).parents[1] / ".cache" / "marl_jax"))
 
 # Begun first (with --no-loadscope-reorder), so that no worker is left with one of them at the end.
-PASSED = pytest.StashKey()  # whether all parts of a test have passed so far
 LONG = ("test_loop.py", "test_survival.py", "test_update.py", "test_examples.py", "test_engine.py")
 
 if jax.config.values["jax_disable_most_optimizations"]:
@@ -25,6 +24,8 @@ if jax.config.values["jax_disable_most_optimizations"]:
     if jax.__version_info__ < (0, 11):
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+
+PASSED = pytest.StashKey()  # whether all parts of a test have passed so far
 
 
 def pytest_addoption(parser):

@@ -184,11 +184,8 @@ def _scheduled(hosts: int, devices: int) -> tuple[tuple[str, int] | None, int | 
     host, _, port = address.rpartition(":")
     if ":" in host and not host.startswith("["):
         address = f"[{host}]:{port}"
-    return (
-        _host_and_port(address, f"the address of process 0 that {found[0]} or JAX_* announces, '{address}',"),
-        process,
-        taken,
-    )
+    what = f"the address of process 0 that {found[0]} or JAX_* announces, '{address}',"
+    return _host_and_port(address, what), process, taken
 
 
 def _find(hosts: int, wait_s: float) -> None:

@@ -122,10 +122,8 @@ class Run:
         return found  # type: ignore[no-any-return]
 
     def series(self, key: str) -> Series:
-        """The values of one key, for the steps that have it."""
-        found = {
-            line["step"]: line[key] for line in self.metrics if key in line
-        }  # of a step's lines, the last
+        """The values of one key, for the steps that have it; of several lines of a step, the last counts."""
+        found = {line["step"]: line[key] for line in self.metrics if key in line}
         numbers = [np.nan if value is None else float(value) for value in found.values()]
         return Series(np.array([*found], float), np.array(numbers, float))
 

@@ -158,9 +158,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
             os.rename(work, home)
         except (OSError, RuntimeError) as error:
             full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
-            if (
-                isinstance(error, RuntimeError) and not full
-            ):  # the writer of records raises one on a full disk
+            if isinstance(error, RuntimeError) and not full:  # the writer of records raises one then
                 raise
             if not home.is_dir():  # otherwise another process was first, with equal data
                 raise _unwritable(home, " ".join(str(error).split())) from None

@@ -23,9 +23,8 @@ _SPLITS = {  # words in a file's name that state the split
     "test": "test|testing",
     "eval": "eval|evaluation",
 }
-_SPLIT_ALONE = re.compile(
-    rf"(?:{'|'.join(_SPLITS.values())})(?:set|data)?\."
-)  # possible beginnings of a file's name
+# Possible beginnings of a file's name.
+_SPLIT_ALONE = re.compile(rf"(?:{'|'.join(_SPLITS.values())})(?:set|data)?\.")
 Row = dict[str, Any]
 
 
@@ -64,10 +63,8 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; data.directory names where the files are")
     places = [directory / folder / "data", directory / folder, directory / "data", directory]
-    at_top = (
-        path for path in directory.glob("[!.]*") if path.name.endswith(SUFFIXES[:-1]) and named_split(path)
-    )
-    if not folder and any(path.is_file() for path in at_top):
+    is_split = lambda path: path.name.endswith(SUFFIXES[:-1]) and named_split(path) and path.is_file()
+    if not folder and any(map(is_split, directory.glob("[!.]*"))):
         places = [directory]
     for place in places:
         paths = sorted(path for path in place.glob("[!.]*") if path.is_file())
@@ -96,9 +93,8 @@ def _parquet(path: Path) -> Iterator[Row]:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=64):
                 for place, field in enumerate(batch.schema):
-                    if (
-                        field.type == pa.float32()
-                    ):  # a column of numbers: 0.1 as it was written, not 0.10000000149011612
+                    # A column of numbers: 0.1 as it was written, not 0.10000000149011612.
+                    if field.type == pa.float32():
                         shortest = batch.column(place).cast(pa.string()).cast(pa.float64())
                         batch = batch.set_column(place, field.name, shortest)
                 yield from batch.to_pylist()

@@ -178,11 +178,10 @@ def _tests(row: Row, name: str) -> tuple[Test, ...]:
     try:
         if isinstance(tests, str):
             tests = _from_json(tests, "field 'tests'") if tests.lstrip()[:1] in ("[", "{") else [tests]
-        parts = (
-            [part for key, part in tests.items() if key != "fn_name"] if isinstance(tests, dict) else [tests]
-        )
-        if name == "public_tests" and not any(parts):
-            return ()
+        if name == "public_tests":
+            named = tests if isinstance(tests, dict) else {"": tests}
+            if not any(part for key, part in named.items() if key != "fn_name"):
+                return ()
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
             if all(test.lstrip().startswith("{") for test in tests):  # one JSON object a text
                 return program_tests([_from_json(test, "field 'tests'") for test in tests], None)

@@ -502,7 +502,8 @@ def test_a_table_that_lacks_something_is_told_what_adds_it():
         ({"a": 1}, r"returned a dict for 2 episodes"),
         (
             [[1, 2], 3],
-            r"returned 2 items for task 't', sample 0 of 3 calls; return one number or {component",
+            r"returned 2 items for task 't', sample 0 of 3 calls; return one number or {component: number}, or one "
+            "per call",
         ),
         ([1.0, np.str_("high")], r"call 0 is .*'high'"),
         ([1.0, "high"], r"returned a str for task 't', sample 0 of 2 calls"),

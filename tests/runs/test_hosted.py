@@ -77,7 +77,13 @@ def test_flat_problems_are_drawn_again_with_samples_of_their_own_until_they_vary
     assert table.episode.tolist() == list(range(16)) and table.task.tolist() == [n // 4 for n in range(16)]
     # First draw: 4 of 4, 2 of 4, none and none.
     assert counts == ResampleCounts(
-        problems=4, flat=3, rescued=1, draws=4, episodes=48, tokens=48, first_reward=6 / 16
+        problems=4,
+        flat=3,
+        rescued=1,
+        draws=4,
+        episodes=16 + 12 + 12 + 8,
+        tokens=16 + 12 + 12 + 8,
+        first_reward=6 / 16,
     )
 
 

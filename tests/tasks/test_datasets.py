@@ -465,14 +465,16 @@ def test_without_a_directory_the_published_files_are_fetched(tmp_path, monkeypat
     serve = lambda *args: Quiet(*args, directory=str(tmp_path / "www"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        fake = {"train": (f"{url}/train.jsonl",)}
-        monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=fake))
+
+        def publish(name):
+            urls = {"train": (f"http://127.0.0.1:{server.server_port}/{name}",)}
+            monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=urls))
+
+        publish("train.jsonl")
         assert len(load("dapo_math", split="test", cache=tmp_path / "cache")) == 2
         page = tmp_path / "www" / "page.jsonl"  # of a proxy, with status 200
         page.write_text("<html>")
-        paged = {"train": (f"{url}/page.jsonl",)}
-        monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=paged))
+        publish("page.jsonl")
         with pytest.raises(
             DataError, match=r"downloads.* not JSON .*; remove the folder .* fetched"
         ) as error:
@@ -480,8 +482,7 @@ def test_without_a_directory_the_published_files_are_fetched(tmp_path, monkeypat
         shutil.rmtree(str(error.value).split("'")[1])
         page.write_text((tmp_path / "www" / "train.jsonl").read_text())
         assert len(load("dapo_math", split="test", cache=tmp_path / "cache")) == 2
-        gone = {"train": (f"{url}/gone.jsonl",)}
-        monkeypatch.setitem(SOURCES, "dapo_math", dataclasses.replace(SOURCES["dapo_math"], urls=gone))
+        publish("gone.jsonl")
         with pytest.raises(
             DataError, match=r"dapo_math: cannot be fetched .*gone.jsonl.*: give the directory"
         ) as error:
