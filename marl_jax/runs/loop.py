@@ -192,7 +192,8 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: step_m
     results = road.step(runs, states, at, clock)
     with clock("log"):
         after = [_after(run, at, state, result) for run, state, result in zip(runs, states, results)]
-    times = clock.measures(sum(int(result.table.length.sum()) for result in results))
+    tokens = [result.counts.get("draws/tokens", result.table.length.sum()) for result in results]
+    times = clock.measures(int(sum(tokens)))
     runs[0].pace.step(times["time/step"])
     with clock("log"):
         ungraded = sum(hosts.from_all(newly_ungraded))

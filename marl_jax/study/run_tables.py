@@ -262,5 +262,6 @@ def _took(run: Run) -> str:
         return f"{share(name)} ({parts})" if parts else share(name)
 
     shares = "; ".join(with_parts(name) for name in kinds if times.get(name))
-    tokens = np.nansum(run.series("tokens").values)
-    return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"
+    tokens, drawn = run.series("tokens"), run.series("draws/tokens")  # where problems are drawn again
+    sampled = np.nansum(drawn.values) + np.nansum(tokens.values[~np.isin(tokens.steps, drawn.steps)])
+    return f"{took} in steps ({shares}), {sampled:,.0f} sampled tokens"

@@ -461,8 +461,10 @@ def test_dynamic_sampling_draws_again(base, tmp_path):
     rollout, paid = dataclasses.replace(config.rollout, draws=3), CreditConfig(name="test_alarms:nothing")
     config = dataclasses.replace(config, rollout=rollout, rewards=paid)  # every group is flat in every draw
     loop.train(config, tmp_path / "run", live=quiet())
-    line = records(tmp_path / "run")[0][0]
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert [line[f"draws/{name}"] for name in ("draws", "problems", "flat", "rescued")] == [3, 4, 4, 0]
+    assert line["time/tokens_per_second"] == pytest.approx(line["draws/tokens"] / line["time/step"])
+    assert line["draws/tokens"] > 2 * line["tokens"]
 
 
 credited = threading.Event()

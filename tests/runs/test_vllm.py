@@ -22,7 +22,7 @@ from marl_jax.config.run_config import (
 )
 from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
-from marl_jax.rollouts.vllm import weights
+from marl_jax.rollouts.vllm import weights, wire
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
@@ -279,6 +279,18 @@ def test_what_leaves_is_a_whole_answer_or_one_line(monkeypatch, choices, line):
     monkeypatch.setattr(server, "_exchange", lambda *asked: answer(choices))
     with pytest.raises(EngineGone, match=line):
         server.complete(request, "m")
+
+
+def test_a_busy_server_is_asked_again_for_a_while(monkeypatch):
+    server, now, answers = Server("http://there", 20.0), [0.0], [(503, "full"), (429, "slowly"), (200, "{}")]
+    monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(wire.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(server, "_exchange", lambda *asked: answers.pop(0))
+    assert server.ask("/v1/models") == {} and now == [1.5]
+    monkeypatch.setattr(server, "_exchange", lambda *asked: (503, "full"))
+    with pytest.raises(EngineGone, match=r"refused /v1/models \(503: full\)"):
+        server.ask("/v1/models")
+    assert 10 < now[0] - 1.5 < 20
 
 
 def test_an_answer_that_is_no_http_is_one_line(monkeypatch):

@@ -9,12 +9,14 @@ import json
 import math
 import os
 import threading
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, noise_key
 
+BUSY, BUSY_S = (429, 503), 60.0  # a server, or a proxy before it, that says so is asked again for a while
 NEVER = -9999.0  # in the place of minus infinity: no such token can be sampled
 ROUNDING = 1e-3  # far more than that of float32, in which vLLM computes log-probs of any model
 
@@ -53,12 +55,16 @@ class Server:
 
         `ok` is the status and a part of the text of a refusal which shows that the request was carried out before.
         """
+        pause, end = 0.5, time.monotonic() + min(BUSY_S, self._timeout)
         try:
-            status, text = self._exchange(path, body)
+            while (answered := self._exchange(path, body))[0] in BUSY and time.monotonic() + pause < end:
+                time.sleep(pause)
+                pause *= 2
         except TimeoutError:
             raise self.hangs() from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # Unicode: a host such as a..b
             raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
+        status, text = answered
         try:
             answer: Any = json.loads(text)
         except (ValueError, RecursionError):  # no JSON, or nested too deeply

@@ -567,8 +567,11 @@ def test_the_page_tells_where_the_time_went_part_by_part(tmp_path):
         "time/rollout/decode": 3.0,
         "time/rollout/host": 1.0,
     }
-    run = read_run(write_run(tmp_path / "run", lines=[metrics(step, **parts) for step in (1, 2)]))
+    drawn = {2: {"draws/tokens": 70_000}}  # also of the draws that were dropped
+    lines = [metrics(step, tokens=9_000, **parts, **drawn.get(step, {})) for step in (1, 2)]
+    run = read_run(write_run(tmp_path / "run", lines=lines))
     facts = {row[0]: row[1] for row in run_tables.what_it_was(run).rows}
     assert "rollout 50% (prefill 10%, decode 30%, host 10%); grade 4%; learn 25%" in facts["took"]
+    assert facts["took"].endswith("79,000 sampled tokens")
     few = dataclasses.replace(run, about={**run.about, "made": {"seconds": 600.0}})  # compact results
     assert dict(run_tables.what_it_was(few).rows)["took"] == "10.0 min in steps"
