@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models.model_config import ModelConfig
 
@@ -97,7 +97,7 @@ def random(key: jax.Array, config: ModelConfig) -> Tree:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def partition(weight: Weight, mesh: Mesh) -> PartitionSpec:
+def partition(weight: Weight, mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Shard each axis over the mesh axis of its rule; an axis that the mesh axis does not divide is not sharded."""
     spec: list[str | None] = []
     for size, axis in zip(weight.shape, weight.axes):
@@ -110,6 +110,14 @@ def partition(weight: Weight, mesh: Mesh) -> PartitionSpec:
 def shardings(config: ModelConfig, mesh: Mesh) -> Tree:
     """A `NamedSharding` per weight, for a mesh with axes such as ("data", "model")."""
     return jax.tree.map(lambda w: NamedSharding(mesh, partition(w, mesh)), table(config))
+
+
+def share_per_device(config: ModelConfig, devices: int) -> float:
+    """The part of all weights on each device along "model"; an axis that these do not divide is whole."""
+    mesh = AbstractMesh((devices,), ("model",))
+    weights = jax.tree.leaves(table(config))
+    local = [NamedSharding(mesh, partition(w, mesh)).shard_shape(w.shape) for w in weights]
+    return sum(map(math.prod, local)) / sum(math.prod(w.shape) for w in weights)
 
 
 def abstract(config: ModelConfig) -> Tree:

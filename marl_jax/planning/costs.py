@@ -20,7 +20,7 @@ from marl_jax.learning.prefix import part_count, takes_rows
 from marl_jax.models import ModelConfig
 from marl_jax.models.attention import block_size, choose
 from marl_jax.models.lora import init_lora
-from marl_jax.models.weight_table import abstract
+from marl_jax.models.weight_table import abstract, share_per_device
 from marl_jax.planning.workload import Shape
 
 ONE_BLOCK = 64  # tokens of a row whose attention is one block
@@ -77,6 +77,10 @@ class Model:
     def trained(self) -> int:
         """How many numbers one policy trains."""
         return size(trained_tree(self.config, self.lora_rank)) // 4
+
+    def per_device(self, devices: int) -> float:
+        """The part of what is trained that each of the devices along "model" holds; adapters are whole on each."""
+        return 1.0 if self.lora_rank else share_per_device(self.config, devices)
 
     def kept(self, remat: str) -> float:
         """How many numbers all layers together keep per token for the backward pass."""

@@ -16,7 +16,7 @@ from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
 from marl_jax.learning.work import units_of
 from marl_jax.models import ModelConfig
-from marl_jax.models.weight_table import abstract
+from marl_jax.models.weight_table import abstract, share_per_device
 from marl_jax.planning import costs
 from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
@@ -81,7 +81,11 @@ def _always(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     models = {name: sizes[name] for name, spec in specs.items() if not spec.frozen}
     networks = {name: Qwen3(model.config) for name, model in sizes.items()}
     trees = {name: costs.trained_tree(model.config, model.lora_rank) for name, model in models.items()}
-    states = jax.eval_shape(Learner(networks, config.learner, config.policies.map).init, trees).values()
+    states = jax.eval_shape(Learner(networks, config.learner, config.policies.map).init, trees)
+    any_model = next(iter(sizes.values()))  # all are on one kind of device
+    devices = memories(config, any_model.platform)[1]
+    here = lambda model, count: int(count * model.per_device(devices))
+    stored = lambda model: int(model.weights * share_per_device(model.config, devices))
 
     def served(group: tuple[str, ...]) -> int:
         """Bytes of weights that an engine has: adapters side by side, or a copy in its dtype if not float32."""
@@ -89,27 +93,27 @@ def _always(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
             return 0
         model = model_of_group(config, sizes, group)
         itemsize = jnp.dtype(model.config.dtype).itemsize
-        return (len(group) if model.lora_rank else int(itemsize < 4)) * model.trained * itemsize
+        count = model.trained * itemsize
+        return (len(group) if model.lora_rank else int(itemsize < 4)) * here(model, count)
 
-    full = sum(size(tree) for name, tree in trees.items() if not models[name].lora_rank)
-    adapters = sum(map(size, trees.values())) - full
+    local = {name: here(models[name], size(tree)) for name, tree in trees.items()}
+    full = sum(count for name, count in local.items() if not models[name].lora_rank)
+    adapters = sum(local.values()) - full
     to_base, to_others = references(config.learner, config.phases)
-    any_model = next(iter(sizes.values()))  # all are on one kind of device
     programs = ADAPTED_PROGRAM_BYTES if adapters else PROGRAM_BYTES
     parts = {
-        BASES: sum({spec.base: sizes[name].weights for name, spec in specs.items()}.values()),
+        BASES: sum({spec.base: stored(sizes[name]) for name, spec in specs.items()}.values()),
         TRAINED: full,
         ADAPTERS: adapters,
         "adapters of the reference": adapters if to_base else 0,
         "weights that a phase began with": full + adapters if to_others else 0,
         SERVED: sum(map(served, decode_groups(specs))),
-        STATES: size([(state.optimiser, state.damping) for state in states]),
+        STATES: sum(here(models[name], size((s.optimiser, s.damping))) for name, s in states.items()),
         PROGRAMS: programs if any_model.platform == "cpu" else 0,
     }
-    share = memories(config, any_model.platform)[1]
     seeds = 1 if config.road == "compiled" else config.seeds  # see `step_memory`
     copies = lambda name: seeds if name in OF_SEEDS else 1
-    return [Part(name, copies(name) * count // share, "always") for name, count in parts.items() if count]
+    return [Part(name, copies(name) * count, "always") for name, count in parts.items() if count]
 
 
 def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
@@ -146,7 +150,7 @@ def _update_of(
 ) -> tuple[list[Part], Shape]:
     """The update of a policy with `units` parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
-    share, devices = memories(config, model.platform)[1], config.mesh.devices
+    share, devices = model.per_device(memories(config, model.platform)[1]), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
     on_cpu = model.platform == "cpu"
     at_once = streams if devices == 1 or not on_cpu else config.mesh.data  # packs, in one memory
@@ -162,12 +166,12 @@ def _update_of(
     # Dividing the parts of the gradient copies all of them, and mixing them does so again, unless there is only one.
     copies = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     parts = [
-        Part(GRADIENTS, streams * units * tree // share, "gradient"),
-        Part("weights in the compute dtype", streams * cast // share, "gradient"),
+        Part(GRADIENTS, int(streams * units * tree * share), "gradient"),
+        Part("weights in the compute dtype", int(streams * cast * share), "gradient"),
         Part(ACTIVATIONS, at_once * costs.kept(model, largest), "gradient"),
         Part(BACKWARD, at_once * costs.working(model, largest, chunk), "gradient"),
-        Part(GRADIENTS, units * tree // share, "optimiser"),
-        Part(OPTIMISER, (copies * units + 2) * tree // share, "optimiser"),
+        Part(GRADIENTS, int(units * tree * share), "optimiser"),
+        Part(OPTIMISER, int((copies * units + 2) * tree * share), "optimiser"),
     ]
     return [part for part in parts if part.bytes], largest
 
