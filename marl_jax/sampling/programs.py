@@ -21,6 +21,7 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.own import OwnError, as_static, call_user_function, in_words, own_function
 from marl_jax.sampling import methods
 
+LARGE_VOCABULARY = 4096  # from here on, selecting few candidates is faster than bisection
 Array = Any  # numpy on the host, JAX inside a program
 
 
@@ -31,7 +32,7 @@ class Features:
     truncate: bool = False  # requests may use top-k and top-p
     min_new: bool = False  # stop tokens barred from a completion's first tokens
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
-    # A user's "module:function" that removes tokens after top-k and top-p.
+    # A user's "module:function" that removes tokens before top-k and top-p.
     sampler: str | None = None
 
     def resolved(self) -> "Features":
@@ -139,18 +140,22 @@ def sample(
         stop = jnp.any(lanes.stops[..., None] == jnp.arange(logits.shape[1]), axis=1)
         logits = jnp.where(early & stop, -jnp.inf, logits)
     logits = methods.temper(logits, lanes.temperature)
+    if features.sampler:  # before top-k, which might leave none of the tokens that it allows
+        untouched, logits = logits, _apply_sampler(features.sampler, logits)
+    kept = None
     if features.truncate:
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
-        logits = methods.truncate(logits, top_k, top_p)
-    if features.sampler:
-        untouched, logits = logits, _apply_sampler(features.sampler, logits)
+        if logits.shape[1] >= LARGE_VOCABULARY and 0 < features.candidates <= logits.shape[1] // 64:
+            logits, kept = methods.truncate_few(logits, top_k, top_p, features.candidates)
+        else:
+            logits = methods.truncate(logits, top_k, top_p)
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
     if features.sampler:  # greedy lanes log the distribution that nothing was removed from, as with top-k
         whole = jnp.take_along_axis(jax.nn.log_softmax(untouched), token[:, None], axis=1)[:, 0]
         logprob = jnp.where(greedy, whole, logprob)
-    kept = None
     if features.candidates:
-        kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
+        kept = methods.kept_ids(logits, features.candidates) if kept is None else kept
+        kept = jnp.where(greedy[:, None], -1, kept)
     return token, logprob, kept
 
 

@@ -455,11 +455,22 @@ def test_a_sampler_of_ones_own_cuts_tokens_off_and_the_logged_distribution_is_wh
             forward(params, CONFIG, np.array([[*request.tokens, *done.tokens]]))[0], np.float64
         )
         at = logits[len(request.tokens) - 1 : -1] / request.temperature
-        largest = np.sort(at, axis=-1)[:, -64:-63]
-        left = np.where((at >= largest) & (np.arange(CONFIG.vocab_size) % 2 == 0), at, -np.inf)
+        even = np.where(np.arange(CONFIG.vocab_size) % 2 == 0, at, -np.inf)
+        left = np.where(even >= np.sort(even, axis=-1)[:, -64:-63], even, -np.inf)
         logp = left - np.log(np.exp(left).sum(-1, keepdims=True))
         np.testing.assert_allclose(done.logprobs, logp[np.arange(len(at)), done.tokens], atol=1e-4)
         assert {i for row in done.kept for i in row if i >= 0} <= set(range(0, CONFIG.vocab_size, 2))
+
+
+def unlikeliest(logits):
+    return jnp.where(logits == logits.min(axis=-1, keepdims=True), logits, -jnp.inf)
+
+
+def test_top_k_is_taken_among_the_tokens_that_a_sampler_leaves(params):
+    features = Features(truncate=True, candidates=1, sampler=f"{__name__}:unlikeliest")
+    settings = dataclasses.replace(SETTINGS, features=features)
+    (done,) = serve(Engine(params, CONFIG, settings), [ask(prompt(7, 0), 0, new=4, top_k=1)])
+    assert [*done.logprobs] == [0.0] * len(done.tokens)
 
 
 def test_a_sampler_that_is_written_anew_is_the_one_that_is_called(params, monkeypatch):

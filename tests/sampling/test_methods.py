@@ -107,6 +107,15 @@ def test_truncation_of_a_published_vocabulary(top_k, top_p):
         assert (got != wanted).sum() <= 1e-4 * wanted.sum()
 
 
+def test_selecting_few_candidates_keeps_what_bisection_keeps():
+    logits = jnp.round(3 * jax.random.normal(jax.random.key(1), (12, 5000)), 1)  # many equal ones
+    top_k, top_p = jnp.array([0, 1, 7, 64] * 3), jnp.repeat(jnp.array([1.0, 0.9, 0.3]), 4)
+    top_p = jnp.where(top_k == 0, 1.0, top_p)
+    cut, ids = methods.truncate_few(logits, top_k, top_p, 64)
+    np.testing.assert_array_equal(cut, methods.truncate(logits, top_k, top_p))
+    np.testing.assert_array_equal(ids[top_k > 0], methods.kept_ids(cut, 64)[top_k > 0])
+
+
 def test_every_row_has_its_own_settings():
     logits = np.random.default_rng(4).normal(size=(4, 30)).astype(np.float32)
     top_k, top_p = np.array([0, 3, 0, 9]), np.array([1.0, 1.0, 0.5, 0.4], np.float32)
