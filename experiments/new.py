@@ -13,4 +13,4 @@ def main(_config: None, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, words=1, read=cli.no_config)
+    cli.run(main, words=1, read=cli.no_config, prints=True)

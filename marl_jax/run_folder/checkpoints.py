@@ -219,10 +219,11 @@ class Checkpoints:
 def steps(directory: str | os.PathLike[str]) -> list[int]:
     """The steps that have a checkpoint, in ascending order."""
     directory = _absolute(directory)
-    if not directory.is_dir():
-        return []
-    named = (path for path in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name))
-    return sorted(int(path.name) for path in named if path.is_dir())
+    with path_errors(directory, "make it readable"):
+        if not directory.is_dir():
+            return []
+        named = (path for path in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name))
+        return sorted(int(path.name) for path in named if path.is_dir())
 
 
 def restore(
@@ -301,7 +302,10 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
             raise Stripped(f"checkpoint {place.name} is kept without '{name}'")
         if name not in seal["numbers"]:
             existing = ", ".join(seal["numbers"])
-            raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {existing}")
+            raise CheckpointError(
+                f"checkpoint {place.name} holds no '{name}'; there is: {existing}: start the run as it was, or begin "
+                "another in a new --workdir, where a phase's start=RUN@STEP takes these weights"
+            )
     import orbax.checkpoint.experimental.v1 as ocp
 
     arrays = _arrays_of(templates)

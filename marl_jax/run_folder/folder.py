@@ -77,8 +77,19 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
     A folder that is not a run's is refused and left unchanged.
     """
     path = Path(os.path.expanduser(workdir)).absolute()
+    try:
+        str(path).encode()  # Arrow, which writes episodes below it, takes no other names
+    except UnicodeEncodeError:
+        raise FolderError(
+            f"'{path}' is no name in UTF-8: rename it, set PYTHONUTF8=1, or {way_out}"
+        ) from None
     with contextlib.ExitStack() as stack:
         with path_errors(path, way_out):
+            if path.is_symlink() and not path.exists():
+                where = os.readlink(path)
+                raise FolderError(
+                    f"'{path}' is a link to '{where}', which is not there: make it, or {way_out}"
+                )
             path.mkdir(parents=True, exist_ok=True)
             earlier(path)
             owner = stack.enter_context(lock(path / LOCK))
@@ -226,6 +237,10 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        if has_results(Path(workdir)):
+            raise FolderError(
+                f"'{workdir}' has results of a run, but no {CONFIG}: restore it, or choose another --workdir"
+            ) from None
         seeds = sorted(
             Path(workdir).glob(f"seed-*/{CONFIG}"), key=lambda found: (len(found.parts[-2]), found)
         )
@@ -252,12 +267,8 @@ def earlier(folder: Path) -> dict[str, Any]:
         return {}
     if not folder.is_dir():
         raise FolderError(f"'{folder}' is a file: choose another place")
-    if (folder / CONFIG).exists():
+    if (folder / CONFIG).exists() or has_results(folder):
         return read(folder)
-    if has_results(folder):
-        raise FolderError(
-            f"'{folder}' has results of a run, but no {CONFIG}: restore it, or choose another --workdir"
-        )
     if foreign := _foreign_names(folder):
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise FolderError(

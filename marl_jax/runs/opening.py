@@ -44,6 +44,7 @@ from marl_jax.run_folder.folder import (
     enclosing_run,
     has_results,
     open_folder,
+    path_errors,
     read,
     restored_on_error,
     settled_for,
@@ -111,6 +112,7 @@ def open_runs(
     configs = _each_seed(config)
     _agree({"config": config.to_json(), "versions": versions(), "workdir": os.fspath(workdir)})
 
+    @path_errors(Path(workdir), "choose another --workdir")
     def opened() -> list[Path]:
         places = folders_of(config, workdir)
         _check_seeds(config, workdir)

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -416,3 +417,43 @@ def test_a_limit_of_a_files_size_is_told_as_such(tmp_path):
     done = subprocess.run(limited, capture_output=True, text=True)
     assert "exceeds the size limit of files: raise the limit (ulimit -f) and start the same" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path):
+    with (
+        pytest.raises(folder.FolderError, match="no name in UTF-8"),
+        folder.open_folder(tmp_path / "caf\udce9"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_to_nowhere_is_named(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with (
+        pytest.raises(folder.FolderError, match=r"link to .*unmounted"),
+        folder.open_folder(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_reading_results_without_a_config_asks_to_restore_it(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(folder.FolderError, match="restore it"):
+        folder.read(tmp_path)
+
+
+def test_a_file_system_that_syncs_only_files_is_no_error(tmp_path, monkeypatch):
+    sync, number = os.fsync, errno.EINVAL
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_atomically(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        files.write_atomically(tmp_path / "file", "text")

@@ -219,7 +219,8 @@ class State:
 def state(job: Job) -> State:
     """How far a job's training is."""
     try:
-        return _state(job)
+        with path_errors(job.folder, "make it readable, or move it away"):
+            return _state(job)
     except FolderError as error:
         return State(Kind.DAMAGED, 0, [str(error)])
 
