@@ -121,7 +121,7 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
         if any(path == kept or path.startswith(f"{kept}.") for kept in KEPT):
             raise ValueError(f"learner.{path} is fixed for a run: it cannot change from phase to phase")
     texts = [
-        (path, value if isinstance(value, str) else json.dumps(fields.to_json(value)))
+        (path, value if isinstance(value, str) else json.dumps(fields.to_json(value), default=repr))
         for path, value in settings.items()
     ]
     # A phase's rate is that of all policies, but for those to which the phase gives another.

@@ -17,6 +17,7 @@ from marl_jax import hosts
 from marl_jax.config.phase_fields import PhasePosition
 from marl_jax.hosts.gathering import gathered
 from marl_jax.learning import NonFiniteGradients, with_advantages
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.estimators.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
@@ -74,7 +75,13 @@ class Hosted:
         run.live.phase("learning")
         learner = run.phases.learner(at.phase)
         with clock("learn", lambda: learner.watch.seconds):
-            table, groups = with_advantages(calls, config.advantages, parts.workflow.groups)
+            advantages, presets = config.advantages, parts.workflow.groups
+            if at.phase.flatten:  # its rows are episodes, which have no labels
+                key = (
+                    field for field in group_key(advantages.group, presets) if not field.startswith("call.")
+                )
+                advantages = dataclasses.replace(advantages, group=",".join(key) or "role")
+            table, groups = with_advantages(calls, advantages, presets)
             table = table.replace(trains=run.phases.trains(at.phase, table))
             if hosts.count() > 1:  # no process may leave the others in a program that all run
                 run.stop.check_together()

@@ -44,6 +44,8 @@ def test_a_phase_changes_the_learner_by_path():
     changed = learner_of(config, Phase(1, objective="kto", learner=changes))
     assert changed.loss == LossConfig("kto", clip_low=0.1) and changed.epochs == 2
     assert changed.optimiser.schedule.learning_rate == 1e-3 and changed.preference.above == 0.5
+    with pytest.raises(ValueError, match=r"epochs is .*; it must be an integer"):
+        learner_of(config, Phase(1, learner={"epochs": {2}}))
 
 
 def test_the_rate_of_a_phase_is_that_of_policies_with_a_rate_of_their_own():
