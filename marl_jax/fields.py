@@ -81,7 +81,7 @@ def read_texts(
             path, keys, annotation = _locate(cls, name)
             read.append((path, keys, _cast(annotation, True if text is None else Text(text))))
         except LookupError as error:
-            problems.append(f"{name} is unknown{_suggest(name, cls, error.args[0])}")
+            problems.append(f"{name} is unknown{_suggest(name, cls, *error.args)}")
         except Mismatch as error:
             shown = "given without a value" if text is None else repr(text)
             problems.append(f"{name} is {shown}; it must be {error}")
@@ -387,14 +387,14 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
         if _is_tree(annotation):
             fields = annotations(annotation)
             if part not in fields:
-                raise LookupError(list(fields) if depth else [])
+                raise LookupError(list(fields) if depth else [], ".".join(parts[:depth]))
             entry_class = annotation.__dataclass_fields__[part].metadata.get("of")
             annotation = fields[part]
             continue
         keys = parts[depth:]
         for key in keys:
             if annotation is not Any and not (_is_mapping(annotation) and key):
-                raise LookupError([])
+                raise LookupError([], "")
             annotation = Any if annotation is Any else typing.get_args(annotation)[1]
         if entry_class and len(keys) == 2:
             annotation = annotations(entry_class).get(keys[1], annotation)
@@ -402,17 +402,18 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
     return parts, (), annotation
 
 
-def _suggest(name: str, cls: type, siblings: Sequence[str]) -> str:
-    """The nearest path: a field of that name elsewhere, else a sibling, else the most similar name."""
+def _suggest(name: str, cls: type, siblings: Sequence[str], group: str) -> str:
+    """A field of that name elsewhere, else a similar one of the group, else all of the group; else the most similar."""
     known, last = list(paths(cls)), name.rpartition(".")[2]
     same = [path for path in known if path.rpartition(".")[2] == last]
     if same:
         return f": did you mean {' or '.join(repr(path) for path in same)}?"
-    close = difflib.get_close_matches(last, siblings, 1, 0.5)
-    if close:
-        return f": did you mean '{name.rpartition('.')[0]}.{close[0]}'?"
+    containing = [field for field in siblings if len(last) > 2 and last in field.split("_")]
+    if close := containing or difflib.get_close_matches(last, siblings, 1, 0.5):
+        return f": did you mean {' or '.join(repr(f'{group}.{field}') for field in close)}?"
     names = f"; there is: {', '.join(siblings or annotations(cls))}"
-    return nearest(name, [*known, *annotations(cls)], names, 0.6)
+    # A path below a group is similar to all of the group's fields.
+    return names if siblings else nearest(name, [*known, *annotations(cls)], names, 0.6)
 
 
 def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str, Any]:

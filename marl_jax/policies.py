@@ -34,6 +34,10 @@ def isolated(roles: Iterable[str]) -> dict[str, str]:
 
 def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
     """Refuse a map that names a role the workflow lacks, or lacks a role the workflow has."""
+    if not isinstance(policy_map, Mapping):
+        raise ValueError(
+            f"policy map is {policy_map!r:.80}; it must be a mapping from roles to names, as isolated(roles) is"
+        )
     roles = _distinct(roles)
     for key, policy in policy_map.items():
         if role_of_key(key, roles) is None:

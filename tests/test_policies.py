@@ -46,6 +46,8 @@ def test_a_misspelt_role_is_refused_with_the_nearest_name():
 def test_a_role_of_a_map_is_a_name():
     with pytest.raises(ValueError, match="names '5', which is no role"):
         validate_map({5: "p0", **shared(ROLES)}, ROLES)
+    with pytest.raises(ValueError, match="map is 'shared'; it must be a mapping"):
+        validate_map("shared", ROLES)
 
 
 def test_a_missing_role_is_refused_by_name():

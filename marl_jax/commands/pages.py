@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax.typing
+import numpy.typing
 from annotated_types import Ge, Gt, Le, Lt
 
 from marl_jax.errors import UserError
@@ -143,7 +145,17 @@ def _item(name: str, words: str) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> str:
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", str(inspect.signature(function)))
+    text = _plain(str(inspect.signature(function)))
+    for union in (numpy.typing.ArrayLike, jax.typing.ArrayLike):  # printed with all of their members
+        for optional in ("", " | None"):
+            annotation = union | None if optional else union
+            text = text.replace(inspect.formatannotation(annotation), f"ArrayLike{optional}")
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text)
+
+
+def _plain(text: str) -> str:
+    """Values by their names alone: `<module 'jax.numpy' from ...>` is jax.numpy, `<function f at 0x7f...>` is f."""
+    return re.sub(r"<(?:class|module|(?:built-in )?function) '?((?:<lambda>|[\w.])+)[^>]*>", r"\1", text)
 
 
 # ---------------------------------------------------------------- declarations in the code
@@ -162,7 +174,7 @@ def default_of(field: Any) -> str:
         value = field.default_factory()
     if value is dataclasses.MISSING:
         return "required"
-    return {"None": "none", "True": "true", "False": "false"}.get(str(value), str(value) or "-")
+    return {"None": "none", "True": "true", "False": "false"}.get(str(value), _plain(str(value)) or "-")
 
 
 def typed(hint: Any, bounds: Any) -> str:

@@ -89,6 +89,7 @@ def train(
         live = live or stack.enter_context(
             contextlib.closing(Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles))
         )
+        live.begin()
         stack.enter_context(hosts.sharing_errors())
         stop.farewell = functools.partial(
             live.note, "stopped before the next step began; the same command starts with it"

@@ -80,3 +80,11 @@ def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
 def test_what_there_is_not_is_refused(name, message):
     with pytest.raises(UserError, match=message):
         page(name)
+
+
+@pytest.mark.parametrize("name", [name for name in pages() if name.startswith("reference/")])
+def test_signatures_name_their_values_and_show_no_address_or_folder_of_this_machine(name):
+    heads = re.findall(r"^(?:###|- `).+$", page(name), re.MULTILINE)
+    assert not [
+        head for head in heads if re.search(r"<(class|function|module|built-in)|numpy\._| at 0x", head)
+    ]

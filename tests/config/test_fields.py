@@ -102,6 +102,8 @@ def test_a_text_becomes_what_the_annotation_says(path, text, expected):
         ("low", "3", "low is unknown: did you mean 'leaf.low'?"),
         ("rat", "3", "rat is unknown: did you mean 'rate'?"),
         ("leaf.zzzzz", "3", "leaf.zzzzz is unknown; there is: low, high"),
+        ("leaf.zz", "3", "leaf.zz is unknown; there is: low, high"),
+        ("leaf.more.lwo", "3", "leaf.more.lwo is unknown: did you mean 'leaf.low'?"),
         ("rate.x", "3", "rate.x is unknown"),
         ("table.b.c", "3", "table.b.c is unknown"),
         ("table.", "3", "table. is unknown"),
