@@ -23,7 +23,7 @@ from marl_jax.models.peft import save_peft
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import save_tokenizer
 from marl_jax.packaged import resolve_path
-from marl_jax.policies import PolicySpec, policy_names
+from marl_jax.policies import PolicySpec, SamplingSettings, policy_names
 from marl_jax.rollouts.history import Chat
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, enclosing_run, path_errors
@@ -106,7 +106,9 @@ def export(
             default = load_config(spec.base).dtype
     chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
     dtype = dtype or default
+    roles = tuple(role for role, name in config.policies.map.items() if name == policy)
     notes = [_note(dtype, default, spec, trained, format), *_how_to_ask(chat, model, format)]
+    notes += dict.fromkeys(_how_sampled(config.role_settings[role.partition("/")[0]]) for role in roles)
     tree = stored.trees[policy]
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -121,7 +123,6 @@ def export(
             base, alpha = str(resolve_path(spec.base).absolute()), config.policies.lora_alpha
             save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
             save_tokenizer(directory, spec.base)
-    roles = tuple(role for role, name in config.policies.map.items() if name == policy)
     return Exported(directory, policy, roles, stored.step, format, dtype, "\n".join(filter(None, notes)))
 
 
@@ -138,6 +139,14 @@ def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
             f"Its turns end with token {end}, no stop token of its base: send requests with stop_token_ids [{end}]."
         )
     return notes
+
+
+def _how_sampled(settings: SamplingSettings) -> str:
+    """Servers take what a request leaves open from the defaults of the base, which the export keeps."""
+    return (
+        f"It was sampled with temperature {settings.temperature:g}, top_p {settings.top_p:g} and "
+        f"top_k {settings.top_k or 'off'}: send these with requests."
+    )
 
 
 def _note(dtype: str, default: str, spec: PolicySpec, trained: bool, format: str) -> str:

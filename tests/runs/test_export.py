@@ -28,6 +28,8 @@ FULL = init(1, MODEL)
 PROMPTS = [TOKENIZER.encode(text) for text in ("12+30=?", "a longer text, so that rows differ")]
 run_model = functools.partial(jax.jit, static_argnums=1)(forward)
 
+SAMPLED = "It was sampled with temperature 1, top_p 1 and top_k off: send these with requests."
+
 
 def adapter(seed):
     """One that changes what the model says."""
@@ -174,7 +176,7 @@ def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_
     run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__dtype="float32")
     rounded = export(run, "p0", tmp_path / "a", dtype="bfloat16")
     assert str(rounded).endswith(
-        "\nThe weights are in float32 and are rounded to bfloat16, the given --dtype."
+        f"\nThe weights are in float32 and are rounded to bfloat16, the given --dtype.\n{SAMPLED}"
     )
     config, params = load_hf(tmp_path / "a")
     assert config == dataclasses.replace(half, eos_token_id=ENDS)
@@ -184,7 +186,7 @@ def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_
     assert export(run, "p0", tmp_path / "b").dtype == "float32"
     jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "b")[1], FULL)
     start = export(run, "p0", tmp_path / "c", checkpoint="base")
-    assert (start.dtype, start.note) == ("bfloat16", "")  # nothing of it was ever more
+    assert (start.dtype, start.note) == ("bfloat16", SAMPLED)  # nothing of it was ever more
 
 
 def test_an_adapter_in_a_base_of_bfloat16_says_that_the_sum_is_rounded(tmp_path):
@@ -195,10 +197,10 @@ def test_an_adapter_in_a_base_of_bfloat16_says_that_the_sum_is_rounded(tmp_path)
     run = make_run(tmp_path / "run", base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **low)
     done = export(run, "p1", tmp_path / "a")
     assert done.dtype == "bfloat16" and done.note.endswith(
-        "the sum is rounded to bfloat16, as the base is stored: --dtype=float32 keeps it exact."
+        f"the sum is rounded to bfloat16, as the base is stored: --dtype=float32 keeps it exact.\n{SAMPLED}"
     )
     whole = export(run, "p1", tmp_path / "b", dtype="float32")
-    assert (whole.dtype, whole.note) == ("float32", "")
+    assert (whole.dtype, whole.note) == ("float32", SAMPLED)
 
 
 def test_what_started_from_a_base_of_float16_is_written_in_float32(tmp_path):
@@ -210,7 +212,7 @@ def test_what_started_from_a_base_of_float16_is_written_in_float32(tmp_path):
     run = make_run(tmp_path / "run", base, trees, policies__dtype="float32", **low)
     for checkpoint in ("3", "base"):
         done = export(run, "p1", tmp_path / f"of {checkpoint}", checkpoint=checkpoint)
-        assert (done.dtype, done.note) == ("float32", "")
+        assert (done.dtype, done.note) == ("float32", SAMPLED)
     assert export(run, "p1", tmp_path / "rounded", dtype="bfloat16").dtype == "bfloat16"
 
 
@@ -306,7 +308,8 @@ def test_an_adapter_is_not_summed_into_another_base(lora, base, tmp_path):
 def test_the_script_says_what_it_wrote(full, tmp_path, capsys):
     flags = [f"--workdir={full}", "--policy=p1", f"--out={tmp_path}", "--checkpoint=3"]
     assert script.run("experiments.export", *flags) == 0
-    assert capsys.readouterr().out == f"policy p1 (aggregator) after step 3, hf, float32: {tmp_path}\n"
+    where = f"policy p1 (aggregator) after step 3, hf, float32: {tmp_path}"
+    assert capsys.readouterr().out == f"{where}\n{SAMPLED}\n"
 
 
 # ---------------------------------------------------------------- other libraries
