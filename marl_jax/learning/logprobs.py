@@ -40,7 +40,8 @@ def token_logprobs(
     temperature = jnp.asarray(temperature, jnp.float32)
     temperature = temperature[:, None] if temperature.ndim == 1 else temperature
     temperature = jnp.broadcast_to(temperature, targets.shape)
-    width = min(length, max(1, chunk // batch))
+    chunks = -(-length // max(1, chunk // batch))
+    width = -(-length // chunks)  # equal chunks, so that the last one is not mostly padding
     # Chunks are cut along T, so that a batch sharded over devices is not moved.
     split = lambda x: _chunks(x, width)
     kept = None if kept is None else split(kept)

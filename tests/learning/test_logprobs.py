@@ -1,6 +1,7 @@
 """Chunked log-probs equal plain ones, values and gradients, in memory that forgets how long the batch is."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,15 @@ def test_values_and_gradients_equal_the_plain_form(chunk, options):
     got = value_and_grads(token_logprobs, TARGETS, chunk=chunk, **options)
     want = value_and_grads(plain, TARGETS, **options)
     jax.tree.map(lambda g, w: close(g, w, of=np.max(np.abs(w))), got, want)
+
+
+def test_of_a_length_just_above_the_chunk_little_is_padding():
+    """The logits of 10 tokens in chunks of up to 8 are 2 x 5, not 2 x 8."""
+    scored = lambda chunk: jax.jit(token_logprobs, static_argnames="chunk").lower(
+        HIDDEN[:1], HEAD, TARGETS[:1], chunk=chunk
+    )
+    shapes = re.findall(r"tensor<1x(\d+)x23xf32>", scored(8).as_text())
+    assert {*shapes} == {"5"}
 
 
 def test_a_target_outside_its_kept_set_is_impossible():
