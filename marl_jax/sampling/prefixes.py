@@ -19,6 +19,7 @@ class Entry:
 
     row: int
     kept: bool = False  # a later turn will continue it
+    needed: bool = False  # requests wait for it, or for prompts that continue it
 
 
 class Prefixes:
@@ -26,8 +27,7 @@ class Prefixes:
 
     def __init__(self, rows: int):
         self._free = list(range(rows))[::-1]
-        self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
-        self._kept_lengths: collections.Counter[int] = collections.Counter()
+        self._entries: dict[Key, Entry] = {}  # an OrderedDict would hash every key in a loop over its items
         self._wanted: collections.Counter[Key] = collections.Counter()  # requests that wait for this prompt
         self._history: dict[Key, Key] = {}  # a prompt that is waited for -> the kept entry that it continues
         self._claims: collections.Counter[Key] = collections.Counter()  # kept entry -> waiting prompts
@@ -37,29 +37,30 @@ class Prefixes:
         if key not in self._wanted and (kept_key := self._history_of(key)):
             self._history[key] = kept_key
             self._claims[kept_key] += 1
+            self._note_need(kept_key)
         self._wanted[key] += 1
+        self._note_need(key)
 
     def served(self, key: Key) -> None:
         """One fewer request waits for this prompt."""
         _decrement(self._wanted, key)
         if key not in self._wanted:
             self._release(key)
+            self._note_need(key)
 
     def find(self, key: Key) -> int | None:
         """The row that contains exactly this prompt."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries.move_to_end(key)
+        self._entries[key] = self._entries.pop(key)  # now the most recently used
         return entry.row
 
     def keep(self, key: Key) -> bool:
         """Keep the entry of exactly this prompt for a later turn; False if there is none."""
         if self.find(key) is None:
             return False
-        entry = self._entries[key]
-        self._kept_lengths[len(key[1])] += not entry.kept
-        entry.kept = True
+        self._entries[key].kept = True
         return True
 
     def longest(self, key: Key) -> tuple[int, int]:
@@ -79,8 +80,9 @@ class Prefixes:
         if alone and (self._claims[kept_key] > own_claim or kept_key in self._wanted):
             return None
         self._release(key)
-        row = self._pop(kept_key)
+        row = self._entries.pop(kept_key).row
         self._entries[key] = Entry(row)
+        self._note_need(key)
         return row, len(kept_key[1])
 
     def add(self, key: Key, locked: set[int], *, kept: bool = False, spare: bool = False) -> int | None:
@@ -93,8 +95,7 @@ class Prefixes:
             return None
         entry = Entry(self._free.pop(), kept)
         self._entries[key] = entry
-        if kept:
-            self._kept_lengths[len(key[1])] += 1
+        self._note_need(key)
         return entry.row
 
     def _history_of(self, key: Key) -> Key | None:
@@ -103,36 +104,39 @@ class Prefixes:
         if claimed in self._entries:
             return claimed
         owner, tokens = key
-        for length in sorted((n for n in self._kept_lengths if n < len(tokens)), reverse=True):
-            entry = self._entries.get((owner, tokens[:length]))
-            if entry is not None and entry.kept:
-                return owner, tokens[:length]
-        return None
+        longest: Tokens = ()
+        for (other, start), entry in self._entries.items():
+            length = len(start)
+            # Last tokens are compared first: there are hundreds of entries, of thousands of tokens.
+            fits = entry.kept and len(longest) < length < len(tokens) and tokens[length - 1] == start[-1]
+            if fits and other == owner and tokens[:length] == start:
+                longest = start
+        return (owner, longest) if longest else None
 
     def _release(self, key: Key) -> None:
         """The prompt no longer waits to continue an entry."""
         if kept_key := self._history.pop(key, None):
             _decrement(self._claims, kept_key)
+            self._note_need(kept_key)
+
+    def _note_need(self, key: Key) -> None:
+        """Note in the prompt's entry whether it is needed: `_evict` would have to hash the prompts of all entries."""
+        if (entry := self._entries.get(key)) is not None:
+            entry.needed = key in self._wanted or key in self._claims
 
     def _evict(self, locked: set[int], most: int) -> bool:
         """Free the row of the least useful entry, if its use is at most `most`."""
         victim: Key | None = None
         for key, entry in self._entries.items():
-            use = 2 * (key in self._wanted or key in self._claims) + entry.kept
+            use = 2 * entry.needed + entry.kept
             if entry.row not in locked and use <= most:
                 victim, most = key, use - 1
             if most < 0:  # no entry is of less use
                 break
         if victim is None:
             return False
-        self._free.append(self._pop(victim))
+        self._free.append(self._entries.pop(victim).row)
         return True
-
-    def _pop(self, key: Key) -> int:
-        entry = self._entries.pop(key)
-        if entry.kept:
-            _decrement(self._kept_lengths, len(key[1]))
-        return entry.row
 
 
 def _decrement(counter: collections.Counter, key: object) -> None:

@@ -9,6 +9,7 @@ from benchmarks import MAX_NEW, Unannounced
 from marl_jax.models import ModelConfig
 from marl_jax.sampling import EngineSettings, Load, Request, plan
 from marl_jax.sampling.admission import Admission, Feed, Waiting
+from marl_jax.sampling.prefixes import Prefixes
 
 MODEL = ModelConfig.preset("xs")
 
@@ -123,6 +124,24 @@ def test_another_policys_history_is_never_gone_on_from():
     submit(queue, 1, 2, 3, 4, 5, policy="b")
     (feed,) = queue.wave([0]).feeds
     assert (feed.tokens, feed.start) == ((1, 2, 3, 4), 0)
+
+
+def test_a_long_prompt_is_hashed_only_for_histories_that_end_as_it_goes_on():
+    class Prompt(tuple):
+        """Tokens that count their beginnings: each is copied and hashed."""
+
+        beginnings = 0
+
+        def __getitem__(self, index):
+            Prompt.beginnings += isinstance(index, slice)
+            return super().__getitem__(index)
+
+    prefixes = Prefixes(200)
+    for length in range(1, 101):
+        prefixes.add(("a", (*range(length), 1000)), set(), kept=True)
+    row = prefixes.add(("a", tuple(range(50))), set(), kept=True)
+    assert prefixes.longest(("a", Prompt(range(500)))) == (row, 50)
+    assert Prompt.beginnings <= 2
 
 
 def test_the_rollout_benchmark_does_not_announce_the_lengths_that_it_imposes():
