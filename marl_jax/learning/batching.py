@@ -240,23 +240,22 @@ def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -
 
     All trees of one shape have the same number of branches: the power of two that computes the fewest tokens.
     """
-    bins: list[list[tuple[int, ...]]] = []
-    shapes: list[tuple[int, int] | None] = []  # prefix and length of a branch
-    for members in prompts:
+    # {(prefix, length of a branch): {index of the prompt: rows of each branch}}
+    by_shape: dict[tuple[int, int], dict[int, list[tuple[int, ...]]]] = {}
+    for k, members in enumerate(prompts):
         # The last sampled token is predicted, never read.
         lengths = [int(rows.length[i]) - 1 for i in members]
         prompt, longest = int(rows.prompt.lengths[members[0]]), max(*lengths, 1)
-        fits = len(members) > 1 and max(prompt, longest) <= config.buckets[-1]
-        shapes.append((_bucket(prompt, config.buckets), _bucket(longest, config.buckets)) if fits else None)
-        packed = first_fit_decreasing(lengths, shapes[-1][1]) if shapes[-1] else []
-        bins.append([tuple(members[i] for i in items) for items in packed])
+        if len(members) > 1 and max(prompt, longest) <= config.buckets[-1]:
+            shape = _bucket(prompt, config.buckets), _bucket(longest, config.buckets)
+            bins = first_fit_decreasing(lengths, shape[1])
+            by_shape.setdefault(shape, {})[k] = [tuple(members[i] for i in items) for items in bins]
     trees: list[list[_Sequence]] = [[] for _ in prompts]
-    for shape in {shape for shape in shapes if shape}:
-        indices = [k for k, other in enumerate(shapes) if other == shape]
-        size = _branches(*shape, [len(bins[k]) for k in indices], config)
-        for k in indices if size else ():
-            starts = range(0, len(bins[k]), size)
-            trees[k] = [_Sequence((*shape, size), tuple(bins[k][i : i + size])) for i in starts]
+    for shape, branches_of in by_shape.items():
+        size = _branches(*shape, [len(branches) for branches in branches_of.values()], config)
+        for k, branches in branches_of.items() if size else ():
+            starts = range(0, len(branches), size)
+            trees[k] = [_Sequence((*shape, size), tuple(branches[i : i + size])) for i in starts]
     return trees
 
 

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -41,22 +42,24 @@ class _Group:
 
         `tight`: no row spans more blocks than the longest needs (or 2); if every row would, the next block is begun.
         """
-        unplaced = sorted(zip((-length for length in self.lengths), self.rows))
+        if self.starts:  # placed before, in another order
+            pairs = sorted(zip(self.rows, self.lengths), key=lambda pair: (-pair[1], pair[0]))
+            return _Group(self.stem, *zip(*pairs)).split(room, tight)
+        rows, lengths = list(self.rows), list(self.lengths)
         prompt_blocks, end = blocks_of(self.stem), self.stem
         row_blocks = max(2, blocks_of(self.lengths[0])) if tight else room
         placements: list[tuple[int, int, int]] = []
-        while unplaced:
+        while rows:
             stop = min(room, max(prompt_blocks, end // BLOCK) + row_blocks) * BLOCK
-            i = bisect.bisect_left(unplaced, end - stop, key=lambda item: item[0])
-            if i < len(unplaced):
-                size, row = unplaced.pop(i)
-                placements.append((row, -size, end))
-                end -= size
+            i = bisect.bisect_left(lengths, end - stop, key=operator.neg)
+            if i < len(rows):
+                placements.append((rows.pop(i), lengths[i], end))
+                end += lengths.pop(i)
             elif end % BLOCK:
                 end = blocks_of(end) * BLOCK
             else:
                 break
-        rest = _Group(self.stem, tuple(row for _, row in unplaced), tuple(-size for size, _ in unplaced))
+        rest = _Group(self.stem, tuple(rows), tuple(lengths))
         return _Group(self.stem, *zip(*placements)) if placements else _Group(self.stem, (), ()), rest
 
     @property

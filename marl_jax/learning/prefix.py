@@ -154,8 +154,8 @@ def _in_parts(fn: Callable[..., jax.Array], arrays: tuple[jax.Array, ...]) -> ja
         return fn(*arrays)
     # Not unrolled: XLA would recompute the scores of several parts at the same time.
     split = lambda x: jnp.moveaxis(x.reshape(packs, parts, blocks // parts, *x.shape[2:]), 1, 0)
-    part = jax.checkpoint(lambda _, pieces: (None, fn(*pieces)), prevent_cse=False)
-    out = jax.lax.scan(part, None, jax.tree.map(split, arrays))[1]
+    part = jax.checkpoint(lambda pieces: fn(*pieces), prevent_cse=False)
+    out = jax.lax.map(part, jax.tree.map(split, arrays))
     return jnp.moveaxis(out, 0, 1).reshape(packs, blocks, *out.shape[3:])
 
 
