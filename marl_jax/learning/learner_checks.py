@@ -28,6 +28,17 @@ def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None
         raise ValueError(f"learning_rates {unknown} name no policies; there are {sorted({*roles.values()})}")
 
 
+def check_not_donated(**trees: Mapping[str, object] | None) -> None:
+    """Refuse trees that an earlier step has donated; XLA's error would not say which they are."""
+    for argument, by_policy in trees.items():
+        for name, tree in (by_policy or {}).items():
+            if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(tree)):
+                raise ValueError(
+                    f"{argument}[{name!r}] has arrays that an earlier step donated: pass those that it returned, or a "
+                    "copy from before the step, as jax.tree.map(jnp.copy, tree)"
+                )
+
+
 def check_learnable(
     rows: Table, policies: Mapping[str, object], states: Mapping[str, object], roles: Mapping[str, str]
 ) -> None:

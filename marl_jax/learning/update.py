@@ -20,13 +20,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
+from marl_jax.fields import require
 from marl_jax.hosts import layout
 from marl_jax.learning import batching, objectives, update_programs
 from marl_jax.learning.batching import Batch, MicroBatch
 from marl_jax.learning.by_role import gradients, step_report
 from marl_jax.learning.by_role.role_statistics import Evidence
 from marl_jax.learning.by_role.step_report import Report
-from marl_jax.learning.learner_checks import check_interventions, check_learnable
+from marl_jax.learning.learner_checks import check_interventions, check_learnable, check_not_donated
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.network import Network
@@ -34,7 +35,7 @@ from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.packs import make_packs
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, calls_by_slot, mini_batches_of, per_role_of, units_of
-from marl_jax.models.weight_table import Tree
+from marl_jax.models.weight_table import Tree, check_mesh
 from marl_jax.policies import per_name, roles_of
 from marl_jax.stopwatch import Stopwatch
 from marl_jax.table import Table
@@ -90,6 +91,9 @@ class Learner:
         """
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
+        if mesh is not None:
+            check_mesh(mesh)
+            require("data" in mesh.shape, f"the mesh has no axis 'data' for batches, only {mesh.axis_names}")
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
         self._data_mesh = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
@@ -134,6 +138,7 @@ class Learner:
         before every micro-batch of the first gradient, while nothing is donated yet.
         """
         check_learnable(rows, policies, states, self.roles)
+        check_not_donated(policies=policies, states=states, bases=bases, references=references)
         is_adapter = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
         if no_base := sorted({*filter(is_adapter, policies)} - {*(bases or {})}):
             raise ValueError(f"policies {no_base} are adapters: pass their base weights as `bases`")

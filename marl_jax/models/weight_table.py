@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models.model_config import ModelConfig
 
@@ -109,6 +109,7 @@ def partition(weight: Weight, mesh: Mesh | AbstractMesh) -> PartitionSpec:
 
 def shardings(config: ModelConfig, mesh: Mesh) -> Tree:
     """A `NamedSharding` per weight, for a mesh with axes such as ("data", "model")."""
+    check_mesh(mesh)
     return jax.tree.map(lambda w: NamedSharding(mesh, partition(w, mesh)), table(config))
 
 
@@ -118,6 +119,15 @@ def share_per_device(config: ModelConfig, devices: int) -> float:
     weights = jax.tree.leaves(table(config))
     local = [NamedSharding(mesh, partition(w, mesh)).shard_shape(w.shape) for w in weights]
     return sum(map(math.prod, local)) / sum(math.prod(w.shape) for w in weights)
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Refuse a mesh with other axes than those that XLA shards along by itself, as `jax.make_mesh` makes by default."""
+    if {*mesh.axis_types} != {AxisType.Auto}:
+        raise ValueError(
+            f"the mesh has the axes {', '.join(f'{n} ({t.name})' for n, t in zip(mesh.axis_names, mesh.axis_types))}: "
+            f"make it with jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)})"
+        )
 
 
 def abstract(config: ModelConfig) -> Tree:

@@ -24,6 +24,7 @@ from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
+from marl_jax.models.weight_table import check_mesh
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank, Rungs
@@ -368,7 +369,10 @@ def mesh_of(params: Any) -> Mesh | None:
     """The mesh over which the parameters are sharded; None if they are not."""
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    return mesh if isinstance(mesh, Mesh) else None
+    if not isinstance(mesh, Mesh):
+        return None
+    check_mesh(mesh)
+    return mesh
 
 
 def _is_usable(cache: Cache) -> bool:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import close, close_trees
-from learning_rows import as_table
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from learning_rows import TINY, as_table
 from slow import slowed
 from test_mechanisms import LogitTable, row, sgd
 
@@ -21,6 +22,9 @@ from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.learning.work import mini_batches_of
+from marl_jax.models import init
+from marl_jax.models.weight_table import shardings
+from marl_jax.sampling import generate
 
 ROLES = {"writer": "p0", "judge": "p1"}
 ROWS = [
@@ -33,10 +37,10 @@ ROWS = [
 BATCH = BatchConfig((16, 64), 256, share_prompts=False)
 
 
-def learner(roles=ROLES, schedule=None, **options):
+def learner(roles=ROLES, schedule=None, mesh=None, **options):
     optimiser = OptimiserConfig("adamw", schedule or ScheduleConfig(0.1))
     plain = {"loss": LossConfig("pg"), "optimiser": optimiser, "batch": BATCH}
-    return Learner(LogitTable(4), LearnerConfig(**plain | options), roles)
+    return Learner(LogitTable(4), LearnerConfig(**plain | options), roles, mesh=mesh)
 
 
 def start(run, policies=("p0", "p1")):
@@ -60,6 +64,33 @@ def test_waiting_for_a_slow_program_is_time_of_that_program(monkeypatch, part, p
     with monkeypatch.context() as patch:
         patch.setattr(update_programs, program, slowed(getattr(update_programs, program), 0.3))
         assert step()[part] - before[part] >= 0.3
+
+
+def test_meshes_that_the_programs_cannot_use_are_refused():
+    explicit = jax.make_mesh((1, 1), ("data", "model"))  # the axes that JAX makes by default
+    tree = jax.device_put(init(0, TINY), NamedSharding(explicit, PartitionSpec()))
+    for use in (
+        lambda: learner(mesh=explicit),
+        lambda: shardings(TINY, explicit),
+        lambda: generate(tree, TINY, [[1]], max_new_tokens=1, seed=0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"data \(Explicit\), model \(Explicit\): make it with jax.make_mesh"
+        ):
+            use()
+    with pytest.raises(ValueError, match="the mesh has no axis 'data'"):
+        learner(mesh=jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,)))
+
+
+@pytest.mark.parametrize("argument", ["policies", "states", "references"])
+def test_trees_that_a_step_donated_are_refused_by_name(argument):
+    run = learner(interventions=InterventionConfig(kl_coef=dict.fromkeys(ROLES, 0.1)))
+    trees, states = start(run)
+    after = run.step(trees, states, as_table(ROWS), references=trees)  # as good as a copy: it is read first
+    given = {"policies": after[0], "states": after[1], "references": start(run)[0]}
+    given[argument] = states if argument == "states" else trees
+    with pytest.raises(ValueError, match=rf"{argument}\['p0'\] has arrays that an earlier step donated"):
+        run.step(**given, rows=as_table(ROWS), step=1)
 
 
 def test_a_checkpoint_of_weights_and_states_goes_on_to_the_same_bits():
