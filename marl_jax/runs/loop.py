@@ -89,7 +89,6 @@ def train(
         live = live or stack.enter_context(
             contextlib.closing(Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles))
         )
-        live.begin()
         stack.enter_context(hosts.sharing_errors())
         stop.farewell = functools.partial(
             live.note, "stopped before the next step began; the same command starts with it"
@@ -239,6 +238,8 @@ def _report(run: Run, number: int, result: Result, values: dict[str, Any], ungra
     warnings = [*values.get("warnings", ())]
     if number == 1:
         warnings += unfamiliar_prompts(table, parts.pairs, parts.of_policies(parts.tokenizers))
+    if not len(table):
+        warnings.append("no call was made, so there was nothing to learn")
     if ungraded:
         warnings.append(f"{ungraded} answers could not be graded, and earned 0")
     if warnings:

@@ -67,13 +67,6 @@ class Live:
         self._next_draw = 0.0
         self._drawn: list[str] = []
 
-    def begin(self) -> None:
-        """Call before the run is opened, which takes a while before there is anything else to read."""
-        if self._terminal:
-            self._draw()
-        else:
-            self._line(self._phase)
-
     def resumed(
         self,
         step: int,

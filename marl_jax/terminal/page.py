@@ -210,6 +210,8 @@ def _phases(config: RunConfig) -> Iterator[str]:
         kind = phase.objective or config.learner.loss.kind
         calls = "" if phase.source == "play" else f" on {phase.source}"
         start = "" if phase.start == "last" else f", from {phase.start}"
+        start += "".join(f", {name} from {other}" for name, other in phase.copies.items())
+        start += "" if phase.reference == "base" else f", reference {phase.reference}"
         yield f"{phase.name or number}: {phase.steps} steps of {who}, {kind}{calls}{start}"
 
 

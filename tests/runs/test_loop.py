@@ -266,6 +266,12 @@ def mute(task, prompts):
 
 
 @workflow(roles=("generator", "aggregator"), families=("math",))
+def silent(task, prompts):
+    return "1"
+    yield
+
+
+@workflow(roles=("generator", "aggregator"), families=("math",))
 def misspelt(task, prompts):
     yield Call("generator", prompts.generater(question=task.question))
 
@@ -300,6 +306,13 @@ def test_a_workflow_that_returns_nothing_ends_the_run_unless_a_reward_of_ones_ow
         loop.train(own_workflow(base, mute), tmp_path / "run", live=quiet(2))
     own = dataclasses.replace(own_workflow(base, mute), rewards=CreditConfig("tiny_run:letters"))
     assert loop.train(own, tmp_path / "own", live=quiet(2)) == 2
+
+
+def test_a_workflow_without_calls_is_told_that_it_learns_nothing(base, tmp_path):
+    loop.train(own_workflow(base, silent), tmp_path / "run", live=quiet(2))
+    assert [line["warnings"] for line in records(tmp_path / "run")[0]] == [
+        ["no call was made, so there was nothing to learn"]
+    ] * 2
 
 
 def test_a_workflow_that_cannot_begin_is_told_before_anything_is_compiled(base, tmp_path, monkeypatch):

@@ -97,14 +97,6 @@ def test_a_frozen_role_has_no_reward_to_show():
     assert "reward 0.55, generator 0.52, aggregator frozen, " in stream.getvalue()
 
 
-def test_a_run_that_is_opened_says_so_at_once():
-    plain, terminal = io.StringIO(), Terminal()
-    for stream in (plain, terminal):
-        Live(2, ROLES, stream, Clock()).begin()
-    assert plain.getvalue() == "starting\n"
-    assert terminal.screen()[1] == "now       starting"
-
-
 IDLE = {
     f"groups/aggregator/{name}": count
     for name, count in (("groups", 4), ("singletons", 4), ("zero_variance", 0))

@@ -89,6 +89,14 @@ def test_adapters_frozen_roles_and_shared_policies_are_named():
     assert line(text, "optimiser") == "adamw, learning rate 2e-05 cosine to step 500, 15 steps of warm-up"
 
 
+def test_a_phase_says_what_it_begins_with_and_what_it_is_compared_with():
+    phases = (
+        '[{"steps": 5, "start": "base", "copies": {"p1": "p0"}, "reference": "start", "objective": "dpo"}]'
+    )
+    line = "1: 5 steps of everything, dpo, from base, p1 from p0, reference start"
+    assert line in " ".join(text_of(phases=phases).split())
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
