@@ -6,6 +6,7 @@ The load of a moment makes steps slower, never faster: the lower quartile of sev
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.plan import Plan
 
 LEAST, RECENT = 3, 50  # fewest steps that are enough; newest steps that are used
+# Cells of similar size that correct the times of another: small steps are mostly work of the host.
+NEAREST = 3
 # Fields that do not change how long a step takes.
 _ASIDE = ("cell", "steps", "seed", "alarms", "evaluation", "checkpoints", "logging")
 
@@ -59,12 +62,13 @@ def guess(config: RunConfig, plan: Plan) -> Guess | None:
     if measured := _numbers(_file(config, plan)):
         return Guess(measured["seconds"], f"as in {measured['steps']} earlier steps here")
     known = [found for file in sorted(_file(config, plan).parent.glob("*.json")) if (found := _numbers(file))]
-    ratios = [found["seconds"] / found["counted"] for found in known if found["counted"] > 0]
+    known = [found for found in known if found["counted"] > 0]
     counted = sum((plan.seconds or {}).values())
-    if not ratios or not counted:
+    if not known or not counted:
         return None
-    factor = statistics.median(ratios)
-    cells = f"{len(ratios)} other cell{'s' * (len(ratios) > 1)}"
+    near = sorted(known, key=lambda found: abs(math.log(found["counted"] / counted)))[:NEAREST]
+    factor = statistics.median(found["seconds"] / found["counted"] for found in near)
+    cells = f"{len(near)} other cells of similar size" if len(near) > 1 else "1 other cell"
     return Guess(
         counted * factor, f"{factor:.2g} times the calculated time, as in steps of {cells} here", "corrected"
     )

@@ -55,6 +55,23 @@ def test_what_changes_no_step_changes_no_guess_and_what_does_is_another_cell(pla
     )  # three times as much is counted
 
 
+def test_other_cells_of_similar_size_correct_a_plan(plan):
+    def sized(times):
+        works = (
+            dataclasses.replace(w, operations=times * w.operations, moved=times * w.moved) for w in plan.works
+        )
+        return dataclasses.replace(plan, works=tuple(works))
+
+    counted = sum(plan.seconds.values())
+    for number, (times, ratio) in enumerate(
+        [(1e-3, 300), (1e-2, 200), (2e-2, 100), (0.5, 1.0), (1, 2.0), (2, 1.5)]
+    ):
+        seconds = times * counted * ratio
+        leave(config_of(data__problems=100 + number), sized(times), [9.0] + [seconds] * 3)
+    found = step_times.guess(config_of(), plan)
+    assert found.seconds == pytest.approx(1.5 * counted) and "3 other cells of similar size" in found.how
+
+
 def test_too_few_steps_and_files_of_something_else_say_nothing(plan, tmp_path):
     leave(config_of(), plan, [9.0, 2.0, 2.0])
     assert step_times.guess(config_of(), plan) is None
