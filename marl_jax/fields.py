@@ -408,10 +408,20 @@ def _suggest(name: str, cls: type, siblings: Sequence[str], group: str) -> str:
     same = [path for path in known if path.rpartition(".")[2] == last]
     if same:
         return f": did you mean {' or '.join(repr(path) for path in same)}?"
+    part, _, rest = name.removeprefix(f"{group}.").partition(".")
+    nearer = difflib.get_close_matches(part, siblings or annotations(cls), 1, 0.6)
+    if rest and nearer and nearer[0] != part:  # a group's name is misspelt: first of all that is corrected
+        corrected = ".".join(filter(None, (group, nearer[0], rest)))
+        try:
+            _locate(cls, corrected)
+        except LookupError as error:
+            return _suggest(corrected, cls, *error.args)
+        return f": did you mean {corrected!r}?"
     containing = [field for field in siblings if len(last) > 2 and last in field.split("_")]
     if close := containing or difflib.get_close_matches(last, siblings, 1, 0.5):
         return f": did you mean {' or '.join(repr(f'{group}.{field}') for field in close)}?"
-    names = f"; there is: {', '.join(siblings or annotations(cls))}"
+    where = f"in {group} " if group else ""
+    names = f"; {where}there is: {', '.join(siblings or annotations(cls))}"
     # A path below a group is similar to all of the group's fields.
     return names if siblings else nearest(name, [*known, *annotations(cls)], names, 0.6)
 

@@ -108,7 +108,10 @@ def export(
     dtype = dtype or default
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
     notes = [_note(dtype, default, spec, trained, format), *_how_to_ask(chat, model, format)]
-    notes += dict.fromkeys(_how_sampled(config.role_settings[role.partition("/")[0]]) for role in roles)
+    sampled: dict[str, list[str]] = {}
+    for role in roles:
+        sampled.setdefault(_how_sampled(config.role_settings[role.partition("/")[0]]), []).append(role)
+    notes += [f"{'It' if len(sampled) == 1 else ', '.join(names)} {how}" for how, names in sampled.items()]
     tree = stored.trees[policy]
     with path_errors(directory, "choose another --out"), disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -144,8 +147,8 @@ def _how_to_ask(chat: Chat, model: ModelConfig, format: str) -> list[str]:
 def _how_sampled(settings: SamplingSettings) -> str:
     """Servers take what a request leaves open from the defaults of the base, which the export keeps."""
     return (
-        f"It was sampled with temperature {settings.temperature:g}, top_p {settings.top_p:g} and "
-        f"top_k {settings.top_k or 'off'}: send these with requests."
+        f"was sampled with temperature {settings.temperature:g}, top_p {settings.top_p:g} and "
+        f"{f'top_k {settings.top_k}' if settings.top_k else 'no top_k'}: send these with requests."
     )
 
 

@@ -36,11 +36,10 @@ def parse_cell(name: str, scales: Sequence[str]) -> Cell:
     if canonical in cells:
         return cells[canonical]
     near = nearest(name, cells, ".", 0.3)
-    missing = (
-        f"cell {name!r} does not exist{near}" if name else "there is no cell's name: give --config=FILE:CELL."
-    )
+    empty = "the name of the cell is empty: give --config=FILE:CELL."
+    missing = f"cell {name!r} does not exist{near}" if name else empty
     raise ValueError(
-        f"{missing} It is {{workflow}}-{{policy}}-{{scale}}-{{task}} with workflow "
+        f"{missing} A name is {{workflow}}-{{policy}}-{{scale}}-{{task}} with workflow "
         f"{'|'.join(WORKFLOWS)}, policy {'|'.join(POLICIES)}, scale {'|'.join(scales)}, task {'|'.join(TASKS)}"
     )
 

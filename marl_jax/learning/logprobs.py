@@ -40,14 +40,19 @@ def token_logprobs(
     temperature = jnp.asarray(temperature, jnp.float32)
     temperature = temperature[:, None] if temperature.ndim == 1 else temperature
     temperature = jnp.broadcast_to(temperature, targets.shape)
-    chunks = -(-length // max(1, chunk // batch))
-    width = -(-length // chunks)  # equal chunks, so that the last one is not mostly padding
+    width = width_of(batch, length, chunk)
     # Chunks are cut along T, so that a batch sharded over devices is not moved.
     split = lambda x: _chunks(x, width)
     kept = None if kept is None else split(kept)
     logp, entropy = _chunked(split(hidden), head, split(targets), split(temperature), kept)
     join = lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length]
     return join(logp), join(entropy)
+
+
+def width_of(batch: int, length: int, chunk: int) -> int:
+    """Tokens of each sequence in a chunk: chunks are equal, so that the last one is not mostly padding."""
+    chunks = max(1, -(-length // max(1, chunk // batch)))
+    return -(-length // chunks)
 
 
 @jax.custom_vjp

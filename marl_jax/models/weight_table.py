@@ -122,7 +122,7 @@ def share_per_device(config: ModelConfig, devices: int) -> float:
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Refuse a mesh with other axes than those that XLA shards along by itself, as `jax.make_mesh` makes by default."""
+    """Refuse axes that XLA does not shard along by itself; those of `jax.make_mesh` are such unless it is told."""
     if {*mesh.axis_types} != {AxisType.Auto}:
         raise ValueError(
             f"the mesh has the axes {', '.join(f'{n} ({t.name})' for n, t in zip(mesh.axis_names, mesh.axis_types))}: "

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BLOCK
+from marl_jax.learning.logprobs import width_of
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.prefix import part_count, takes_rows
@@ -184,7 +185,7 @@ def kept(model: Model, shape: Shape) -> int:
 def working(model: Model, shape: Shape, chunk: int) -> int:
     """Other bytes of the backward pass: at its start logits of a chunk, later one layer and the gradient so far."""
     c, attn = model.config, attention(model, shape)
-    at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
+    at_once = shape.rows * width_of(shape.rows, shape.sampled, chunk)
     logits = 2 * at_once * c.vocab_size * 4
     plain, tree = 4 * c.num_attention_heads * attn.causal, 4 * c.num_attention_heads * attn.scored
     tree //= attn.parts

@@ -77,10 +77,9 @@ class Hosted:
         with clock("learn", lambda: learner.watch.seconds):
             advantages, presets = config.advantages, parts.workflow.groups
             if at.phase.flatten:  # its rows are episodes, which have no labels
-                key = (
-                    field for field in group_key(advantages.group, presets) if not field.startswith("call.")
-                )
-                advantages = dataclasses.replace(advantages, group=",".join(key) or "role")
+                key = [f for f in group_key(advantages.group, presets) if not f.startswith("call.")]
+                # Each field twice: a single "role" is the preset of that name, not the field.
+                advantages = dataclasses.replace(advantages, group=",".join(key * 2) or "role")
             table, groups = with_advantages(calls, advantages, presets)
             table = table.replace(trains=run.phases.trains(at.phase, table))
             if hosts.count() > 1:  # no process may leave the others in a program that all run

@@ -13,6 +13,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from marl_jax.models.scatter import UNIQUE
+
 
 class Draw(NamedTuple):
     """One sampled token per row."""
@@ -61,7 +63,8 @@ def truncate_few(
     """
     values, ids = jax.lax.top_k(logits, most)  # of equal ones the lowest ids first
     kept = truncate(values, top_k, top_p)
-    cut = jnp.put_along_axis(jnp.full_like(logits, -jnp.inf), ids, kept, axis=-1, inplace=False)
+    rows = jnp.arange(len(logits))[:, None]
+    cut = jnp.full_like(logits, -jnp.inf).at[rows, ids].set(kept, **UNIQUE)
     ids = jnp.where(jnp.isfinite(kept), ids, -1).astype(jnp.int32)
     return jnp.where(top_k[:, None] > 0, cut, logits), ids
 

@@ -10,6 +10,7 @@ from marl_jax import compiled
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.models.decode import empty_cache
 from marl_jax.models.scatter import UNIQUE, distinct
+from marl_jax.sampling.methods import truncate_few
 from marl_jax.sampling.programs import copy_rows_within
 from tests.compiled.both_roads import small
 from tests.sampling.kit import CONFIG
@@ -49,6 +50,8 @@ def test_hosted_programs_write_to_places_that_differ():
     targets, kept = jnp.zeros((2, 3), int), jnp.zeros((2, 3, 4), int)
     score = lambda kept: token_logprobs(hidden, head, targets, kept=kept)
     assert (found := _scatters(score, kept)) and all(found)
+    cut = lambda logits: truncate_few(logits, rows, jnp.ones(4), 8)
+    assert (found := _scatters(cut, jnp.zeros((4, 32)))) and all(found)
 
 
 def test_places_beyond_the_end_are_dropped_row_by_row():

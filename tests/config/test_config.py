@@ -121,7 +121,10 @@ def test_single_has_one_cell_whatever_its_policy_is_called():
         ("evalopt-shared-m-code", "did you mean 'eval_opt-shared-m-code'?"),
         ("voting-isolated-s", "did you mean 'voting-isolated-s-math'?"),
         ("voting-isolated-1.7b-math", "scale xs|s|m"),
-        ("", "there is no cell's name: give --config=FILE:CELL. It is {workflow}-{policy}-{scale}-{task}"),
+        (
+            "",
+            "the name of the cell is empty: give --config=FILE:CELL. A name is {workflow}-{policy}-{scale}-{task}",
+        ),
     ],
 )
 def test_a_cell_with_a_typo_gets_the_nearest(name, hint):

@@ -28,7 +28,7 @@ FULL = init(1, MODEL)
 PROMPTS = [TOKENIZER.encode(text) for text in ("12+30=?", "a longer text, so that rows differ")]
 run_model = functools.partial(jax.jit, static_argnums=1)(forward)
 
-SAMPLED = "It was sampled with temperature 1, top_p 1 and top_k off: send these with requests."
+SAMPLED = "It was sampled with temperature 1, top_p 1 and no top_k: send these with requests."
 
 
 def adapter(seed):

@@ -239,7 +239,7 @@ def test_a_team_is_told_again_by_one_role(base, mixed, tmp_path):
         tiny_config,
         base,
         workflow=WorkflowConfig("single", prompts="micro"),
-        advantages=AdvantageConfig(group="task,call.kind"),  # the rows of an episode have no labels
+        advantages=AdvantageConfig(group="role,call.kind"),  # the rows of an episode have no labels
         steps=2,
         **EVERY,
     )
@@ -254,6 +254,7 @@ def test_a_team_is_told_again_by_one_role(base, mixed, tmp_path):
     loop.train(config(policies=policies, learner=learner, phases=(told,)), tmp_path / "run", live=quiet(2))
     line = records(tmp_path / "run")[0][-1]
     assert line["role/generator/trained_rows"] == 16 and line["policy/p0/updates"] == 2
+    assert line["groups/generator/groups"] == 1  # of the role in the whole step
     table = read_episodes(tmp_path / "run" / "episodes" / "step-000001.parquet")
     team = [one for file in (mixed / "collected").iterdir() for one in read_episodes(file).episodes()]
     assert {"<generator>", "</aggregator>"} <= {

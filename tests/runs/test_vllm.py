@@ -291,6 +291,11 @@ def test_a_busy_server_is_asked_again_for_a_while(monkeypatch):
     with pytest.raises(EngineGone, match=r"refused /v1/models \(503: full\)"):
         server.ask("/v1/models")
     assert 10 < now[0] - 1.5 < 20
+    began, server = now[0], Server("http://there", 600.0)
+    monkeypatch.setattr(server, "_exchange", lambda *asked: (503, "full"))
+    with pytest.raises(EngineGone, match="503: full"):
+        server.ask("/v1/models")
+    assert 50 < now[0] - began < 60
 
 
 def test_an_answer_that_is_no_http_is_one_line(monkeypatch):

@@ -10,7 +10,7 @@ from closeness import close
 from kit import NEAR_TIE, kept64, softmax64
 from scipy.stats import chi2
 
-from marl_jax.sampling import methods
+from marl_jax.sampling import methods, programs
 
 TOY = np.array([2.0, 1.5, 1.5, 0.3, 0.0, -0.4, -1.0, -2.5, 1.1, 0.9, -0.2])
 SETTINGS = [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.7, 4, 1.0), (1.0, 0, 0.6), (0.8, 6, 0.7)]
@@ -114,6 +114,30 @@ def test_selecting_few_candidates_keeps_what_bisection_keeps():
     cut, ids = methods.truncate_few(logits, top_k, top_p, 64)
     np.testing.assert_array_equal(cut, methods.truncate(logits, top_k, top_p))
     np.testing.assert_array_equal(ids[top_k > 0], methods.kept_ids(cut, 64)[top_k > 0])
+
+
+def test_a_large_vocabulary_gives_the_tokens_and_kept_sets_of_a_small_one(monkeypatch):
+    """Selection and bisection are two roads of one program."""
+    rows, vocab = 48, 5000
+    logits = jnp.round(3 * jax.random.normal(jax.random.key(1), (rows, vocab)), 1)  # many equal ones
+    full = lambda value, dtype=jnp.int32: jnp.full(rows, value, dtype)
+    lanes = programs.Lanes(
+        *(full(0), full(0), full(True, bool), jnp.arange(rows) % 3, full(9), full(2)),
+        temperature=jnp.array([0.0, 0.7, 1.0] * 16),
+        top_k=jnp.array([1, 7, 64, 20] * 12),
+        top_p=jnp.array([1.0, 0.9, 0.3] * 16)[::-1],
+        stops=jnp.tile(jnp.argmax(logits, -1)[:, None], 2).astype(jnp.int32),
+        noise=jax.random.bits(jax.random.key(2), (rows, 2), jnp.uint32),
+        adapter=full(-1),
+    )
+    features = programs.Features(truncate=True, min_new=True, candidates=64)
+    selected = programs.sample(logits, lanes, features)
+    monkeypatch.setattr(programs, "LARGE_VOCABULARY", vocab + 1)
+    monkeypatch.setattr(methods, "truncate_few", lambda *_: pytest.fail("selected"))
+    token, logprob, kept = programs.sample(logits, lanes, features)
+    np.testing.assert_array_equal(selected[0], token)
+    np.testing.assert_allclose(selected[1], logprob, atol=1e-5)
+    np.testing.assert_array_equal(selected[2], kept)
 
 
 def test_every_row_has_its_own_settings():

@@ -59,7 +59,7 @@ class Server:
         try:
             while (answered := self._exchange(path, body))[0] in BUSY and time.monotonic() + pause < end:
                 time.sleep(pause)
-                pause *= 2
+                pause = min(2 * pause, 8.0)
         except TimeoutError:
             raise self.hangs() from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # Unicode: a host such as a..b
