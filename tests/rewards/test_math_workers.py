@@ -347,6 +347,16 @@ def test_a_batch_hears_of_workers_that_cannot_start(monkeypatch):
         waiting()
 
 
+def test_a_worker_that_is_killed_while_it_starts_is_replaced(monkeypatch, tmp_path):
+    once = tmp_path / "python"
+    once.write_text(f'#!/bin/sh\nmkdir "{tmp_path}/killed" && kill -9 $$\nexec "{sys.executable}" "$@"\n')
+    once.chmod(0o755)
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
+    monkeypatch.setattr(sys, "executable", str(once))
+    assert ask(*HARD).same
+    math_pool.close()
+
+
 def test_a_comparison_may_not_take_the_memory():
     """In the process that compares, which is a child of the worker."""
     done = run("""

@@ -7,6 +7,7 @@ limit, but leaves it `AFTER_START_S`: enough for ordinary algebra, however slow 
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -110,6 +111,8 @@ class _Worker:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             if not (part := pipe.read(64)):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(1.0)  # its end follows that of its pipe, and says why
                 raise WorkerDied
             self._received += part
         reply, self._received = self._received, b""
@@ -132,6 +135,7 @@ class _Pool:
         self.idle: list[_Worker] = []
         self.all: set[_Worker] = set()  # including those that start and those that are late
         self.failure: RuntimeError | None = None  # why the latest start failed
+        self.killed = 0  # starts in a row that a signal ended
 
     def start(self) -> None:
         with self.changed:
@@ -204,6 +208,7 @@ class _Pool:
             except (WorkerDied, TimeoutError, OSError, ValueError):  # the last two: it was closed meanwhile
                 self._drop(worker)
             else:
+                self.killed = 0
                 self._give_back(worker)
 
         self.waiters.submit(finish)
@@ -222,9 +227,12 @@ class _Pool:
                 self.changed.notify()
 
     def _drop(self, worker: _Worker) -> None:
+        killed = (worker.process.poll() or 0) < 0  # from outside, for memory perhaps: another one may start
         worker.kill()
         with self.changed:
-            if worker in self.all and not worker.ready:
+            if not worker.ready:
+                self.killed = self.killed + 1 if killed else 0
+            if worker in self.all and not worker.ready and not 0 < self.killed < TRIES:
                 self.failure = RuntimeError(
                     f"the math worker did not start (exit status {worker.process.returncode}): "
                     f"run `{sys.executable} -m marl_jax.rewards.math.math_worker` to see why"
