@@ -21,7 +21,7 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.own import OwnError, as_static, call_user_function, in_words, own_function
 from marl_jax.sampling import methods
 
-LARGE_VOCABULARY = 4096  # from here on, selecting few candidates is faster than bisection
+LARGE_VOCABULARY = 4096  # from here on, selecting up to a 64th of it is faster than bisection
 Array = Any  # numpy on the host, JAX inside a program
 
 
